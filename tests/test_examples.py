@@ -1,13 +1,23 @@
+"""Each example is run once, and does what its page says.
+
+Those that train by PyTorch run with a guard of each of their optimizers, which must find no mistake.
+"""
+
 import os
 import re
 import subprocess
 import sys
-from functools import cache
+import time
+from functools import partial
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore
+
+import processes
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+GUARDED = Path(__file__).parent / "support" / "guarded.py"
 EXPECTED = {
     "torch_training.py": [
         "Learning to add 15 numbers, max_norm 1, on ",
@@ -148,14 +158,21 @@ LONG = (
     "fsdp_tp.py",
     "pipeline.py",
 )
-ON_THIS_MACHINE = {"GLOO_SOCKET_IFNAME": "lo"}
 PROCESSES = {"torch_ddp_amp.py": 2, "fsdp2.py": 2, "fsdp_tp.py": 4, "pipeline.py": 2}
+# This one by the command that its page names. The others in forks, given what that command gives them.
+BY_COMMAND = "torch_ddp_amp.py"
 SHORT = ["--steps", "8", "--seeds", "1", "--epsilons", "8"]
 ARGUMENTS = {
     "dp_sgd_torch.py": ["--steps", "40"],
     "dp_sgd_jax.py": ["--steps", "40"],
     "private_cnn_torch.py": SHORT,
     "private_cnn_jax.py": SHORT,
+}
+# Those that train with an optimizer of PyTorch. Private sums bound each example, not the norm at a step.
+GUARDED_NORMS = {
+    path.name: "inf" if "private" in path.name or path.name.startswith("dp_") else "1.0"
+    for path in EXAMPLES.glob("*.py")
+    if "torch.optim" in path.read_text(encoding="utf-8")
 }
 # Warnings of the libraries that the examples are run beside.
 PASSED_OVER = (
@@ -166,44 +183,78 @@ PASSED_OVER = (
 )
 
 
-@cache
 def output_of(name):
-    """Run an example in a process of its own, with warnings as errors; return what it printed."""
+    """Run an example, in as many processes as it needs; return what they printed."""
+    if name in PROCESSES and name != BY_COMMAND:
+        return in_forks(PROCESSES[name], started(name))
+    options = ["-Werror", *PASSED_OVER]
+    if name == BY_COMMAND:
+        options = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(PROCESSES[name])]
+    return in_a_process_of_its_own([*options, *started(name)])
+
+
+def started(name):
+    """Return the script that is started, and its arguments."""
+    guard = [str(GUARDED), GUARDED_NORMS[name]] if name in GUARDED_NORMS else []
+    return [*guard, str(EXAMPLES / name), *ARGUMENTS.get(name, [])]
+
+
+def in_a_process_of_its_own(arguments):
+    """Run Python with these arguments. No process that it starts is left over."""
     process = subprocess.Popen(
-        [sys.executable, *started_by(name), str(EXAMPLES / name), *ARGUMENTS.get(name, [])],
-        env=os.environ | {"PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"} | ON_THIS_MACHINE,
+        [sys.executable, *arguments],
+        env=os.environ | {"PYTHONIOENCODING": "utf-8"} | processes.ON_THIS_MACHINE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
     try:
-        printed, errors = process.communicate(timeout=120)
+        printed, errors = process.communicate(timeout=240)
     except subprocess.TimeoutExpired:
         process.terminate()  # which ends those that it has started, too
         process.communicate(timeout=60)
         raise
     assert process.returncode == 0, errors
+    assert has_ended(process.pid)
     return printed
 
 
-def started_by(name):
-    """Return the options that run an example with warnings as errors, or in several processes."""
-    if name in PROCESSES:
-        return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(PROCESSES[name])]
-    return ["-Werror", *PASSED_OVER]
+def has_ended(group, seconds=30):
+    """Say whether nothing of a process group is left over, which may take a while to end behind the first process."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
 
 
-def cases(names, *cases):
-    """Return a mark that runs a test for each case, which has the name of an example first; the long ones seldom."""
-    params = [pytest.param(*case, marks=pytest.mark.slow if case[0] in LONG else ()) for case in cases]
-    return pytest.mark.parametrize(names, params)
+def in_forks(world, command):
+    """Run a script in forks of a process that has imported PyTorch, which find each other as those of `torchrun`."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+    ended = processes.run(world, *command, timeout=240, settings=there | agent)
+    assert not any(one.status for one in ended), "\n".join(one.errors for one in ended)
+    return "".join(one.output for one in ended)
 
 
-def numbers(pattern, name):
-    return [float(found) for found in re.findall(pattern, output_of(name))]
+@pytest.fixture(autouse=True, scope="module")
+def end_the_process_that_is_forked():
+    yield
+    processes.end()
 
 
-@cases("name", *((name,) for name in EXPECTED))
+def each_example():
+    """Return a mark that runs a test for each example; the long ones seldom."""
+    params = [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in EXPECTED]
+    return pytest.mark.parametrize("name", params)
+
+
+@each_example()
 def test_an_example_prints_what_happened(name):
     printed = output_of(name)
     # In this order, so that a part that occurs twice is looked for behind the one before it.
@@ -211,6 +262,12 @@ def test_an_example_prints_what_happened(name):
     for part in EXPECTED[name]:
         _, found, rest = rest.partition(part)
         assert found, f"{part!r} is missing, or out of order, in:\n{printed}"
+    if name in FACTORS:
+        the_loss_falls(printed, FACTORS[name])
+    if name in GUARDED_NORMS:
+        each_guard_has_looked(printed, PROCESSES.get(name, 1))
+    if name in CHECKS:
+        CHECKS[name](printed)
 
 
 def test_every_example_is_run_and_listed():
@@ -219,44 +276,63 @@ def test_every_example_is_run_and_listed():
     assert scripts == set(re.findall(r"\((\w+\.py)\)", (EXAMPLES / "README.md").read_text(encoding="utf-8")))
 
 
-@cases(
-    ("name", "factor"),
-    ("torch_training.py", 3),
-    ("torch_grad_scaler.py", 1.3),
-    ("torch_ddp_amp.py", 20),
-    ("jax_optax.py", 9),
-    ("jax_nnx.py", 20),
-    ("fsdp2.py", 1.8),
-    ("fsdp_tp.py", 1.8),
-    ("pipeline.py", 1.8),
-)
-def test_training_lowers_the_loss(name, factor):
-    losses = numbers(r"loss ([\d.]+)", name)
+def test_these_examples_are_guarded():
+    assert set(PROCESSES) | {"torch_training.py", "torch_grad_scaler.py", "torch_private.py"} <= set(GUARDED_NORMS)
+
+
+def numbers(pattern, printed):
+    return [float(found) for found in re.findall(pattern, printed)]
+
+
+def each_guard_has_looked(printed, world):
+    looks = numbers(r"guards looked (\d+) times", printed)
+    assert len(looks) == world
+    assert min(looks) >= 3
+
+
+# By how much the loss falls at least.
+FACTORS = {
+    "torch_training.py": 3,
+    "torch_grad_scaler.py": 1.3,
+    "torch_ddp_amp.py": 20,
+    "jax_optax.py": 9,
+    "jax_nnx.py": 20,
+    "jax_two_processes.py": 2,
+    "fsdp2.py": 1.8,
+    "fsdp_tp.py": 1.8,
+    "pipeline.py": 1.8,
+}
+
+
+def the_loss_falls(printed, factor):
+    losses = numbers(r"loss +([\d.]+)", printed)
     assert losses[-1] < losses[0] / factor
 
 
-@cases("name", ("jax_libraries.py",))
-def test_private_training_lowers_every_loss(name):
-    losses = numbers(r"(?:loss|then) ([\d.]+)", name)
-    assert len(losses) == 6
-    assert all(last < first / 20 for first, last in zip(losses[::2], losses[1::2], strict=True))
-    assert all(5 < share < 95 for share in numbers(r"(\d+)% of the gradients", name))
-
-
-@cases("name", ("torch_training.py",), ("jax_optax.py",), ("jax_nnx.py",))
-def test_some_steps_are_clipped_and_some_are_not(name):
-    (clipped,) = numbers(r"clipped .*in (\d+) of 200 steps", name)
+def some_steps_are_clipped_and_some_are_not(printed):
+    (clipped,) = numbers(r"clipped .*in (\d+) of 200 steps", printed)
     assert 10 < clipped < 190
 
 
-def test_the_usual_formula_exceeds_the_threshold_in_about_half_of_the_updates():
-    (above,) = numbers(r"usual formula (\d+)$", "numpy_federated.py")
+def private_training_lowers_every_loss(printed):
+    losses = numbers(r"(?:loss|then) ([\d.]+)", printed)
+    assert len(losses) == 6
+    assert all(last < first / 20 for first, last in zip(losses[::2], losses[1::2], strict=True))
+    assert all(5 < share < 95 for share in numbers(r"(\d+)% of the gradients", printed))
+
+
+def the_norm_is_that_of_one_process(printed):
+    norm, expected = re.search(r"step   1: .* norm (\S+), in one process (\S+)", printed).groups()
+    assert norm == expected
+
+
+def the_usual_formula_exceeds_the_threshold_in_about_half_of_the_updates(printed):
+    (above,) = numbers(r"usual formula (\d+)$", printed)
     assert 300 < above < 700
 
 
-@cases(("name", "peer"), ("dp_sgd_torch.py", "Opacus"), ("dp_sgd_jax.py", "jax_privacy"))
-def test_private_training_learns_within_its_epsilon(name, peer):
-    rows = {row[0]: row[1:] for row in map(str.split, output_of(name).splitlines()) if row[0] in ("gradclip", peer)}
+def private_training_learns_within_its_epsilon(printed, peer):
+    rows = {row[0]: row[1:] for row in map(str.split, printed.splitlines()) if row and row[0] in ("gradclip", peer)}
     for epsilon, accuracy, milliseconds in rows.values():
         # 40 steps that take a tenth of the examples each, with noise of two sensitivities.
         assert 1.2 < float(epsilon) < 1.8
@@ -265,26 +341,21 @@ def test_private_training_learns_within_its_epsilon(name, peer):
     assert set(rows) == {"gradclip", peer}
 
 
-@cases(("name", "peer"), ("private_cnn_torch.py", "Opacus"), ("private_cnn_jax.py", "jax_privacy"))
-def test_a_model_that_may_be_released_keeps_its_epsilon_and_learns(name, peer):
-    found = re.findall(
-        r"^(\w+) +epsilon (\S+), test accuracy (\S+)% ± 0.0%, \S+ ms/step", output_of(name), re.MULTILINE
-    )
+def a_model_that_may_be_released_keeps_its_epsilon_and_learns(printed, peer):
+    found = re.findall(r"^(\w+) +epsilon (\S+), test accuracy (\S+)% ± 0.0%, \S+ ms/step", printed, re.MULTILINE)
     assert [each for each, _, _ in found] == ["gradclip", peer]
     for _, epsilon, accuracy in found:
         assert 7.9 < float(epsilon) <= 8
         assert float(accuracy) > 30  # of ten digits, after 8 steps
 
 
-@pytest.mark.slow
-def test_federated_rounds_find_the_model_from_noisy_sums():
-    (error,) = numbers(r"largest error of a parameter: ([\d.]+)", "private_federated.py")
+def federated_rounds_find_the_model_from_noisy_sums(printed):
+    (error,) = numbers(r"largest error of a parameter: ([\d.]+)", printed)
     assert error < 0.1
 
 
-@pytest.mark.slow
-def test_an_ordinary_loop_made_private_is_as_good_as_by_opacus():
-    found = re.findall(r"^(\w+) +epsilon +(\S+), accuracy (\S+)%$", output_of("torch_private.py"), re.MULTILINE)
+def an_ordinary_loop_made_private_is_as_good_as_by_opacus(printed):
+    found = re.findall(r"^(\w+) +epsilon +(\S+), accuracy (\S+)%$", printed, re.MULTILINE)
     epsilon = {name: float(spent) for name, spent, _ in found}
     accuracy = {name: float(right) for name, _, right in found}
     # Two accountants of the same 200 steps, each with a tenth of the examples: theirs adds what it may be off by, 0.01.
@@ -293,6 +364,22 @@ def test_an_ordinary_loop_made_private_is_as_good_as_by_opacus():
     assert accuracy["gradclip"] > 82
     assert accuracy["gradclip"] > accuracy["Opacus"] - 4
     assert accuracy["ordinary"] > accuracy["gradclip"]
+
+
+CHECKS = {
+    "torch_training.py": some_steps_are_clipped_and_some_are_not,
+    "jax_optax.py": some_steps_are_clipped_and_some_are_not,
+    "jax_nnx.py": some_steps_are_clipped_and_some_are_not,
+    "jax_libraries.py": private_training_lowers_every_loss,
+    "jax_two_processes.py": the_norm_is_that_of_one_process,
+    "numpy_federated.py": the_usual_formula_exceeds_the_threshold_in_about_half_of_the_updates,
+    "dp_sgd_torch.py": partial(private_training_learns_within_its_epsilon, peer="Opacus"),
+    "dp_sgd_jax.py": partial(private_training_learns_within_its_epsilon, peer="jax_privacy"),
+    "private_cnn_torch.py": partial(a_model_that_may_be_released_keeps_its_epsilon_and_learns, peer="Opacus"),
+    "private_cnn_jax.py": partial(a_model_that_may_be_released_keeps_its_epsilon_and_learns, peer="jax_privacy"),
+    "private_federated.py": federated_rounds_find_the_model_from_noisy_sums,
+    "torch_private.py": an_ordinary_loop_made_private_is_as_good_as_by_opacus,
+}
 
 
 @pytest.mark.parametrize("name", ["torch_ddp_amp.py", "torch_private.py", "jax_nnx.py", "federated_files.py"])

@@ -1,7 +1,6 @@
-"""Arrays over two processes: the norm is that of one, and whatever happens no process is left over."""
+"""Arrays over two processes: after a timeout no process is left over."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,15 +27,6 @@ def runs(group):
     except ProcessLookupError:
         return False
     return True
-
-
-def test_the_norm_of_one_process():
-    status, printed, errors, left = ended()
-    assert (status, left) == (0, False), errors
-    norm, expected = re.search(r"step   1: .* norm (\S+), in one process (\S+)", printed).groups()
-    assert norm == expected
-    losses = list(map(float, re.findall(r"loss +(\S+),", printed)))
-    assert losses[-1] < losses[0] / 2
 
 
 @pytest.mark.parametrize("arguments", [["--timeout", "0.5"], ["--processes", "1", "--timeout", "0.5"]], ids=str)

@@ -62,20 +62,23 @@ def end(*, at_once=False):
 atexit.register(end, at_once=True)
 
 
-def run(world, script, *arguments, timeout=60):
-    """Run `script` in `world` processes, and return how each ended. Raises TimeoutError where one is not done."""
+def run(world, script, *arguments, timeout=60, settings=None):
+    """Run `script` in `world` processes, and return how each ended. Raises TimeoutError where one is not done.
+
+    `settings` are variables of their environment.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        statuses = _statuses(folder, world, [str(HERE / script), *arguments], timeout)
+        statuses = _statuses(folder, world, [str(HERE / script), *arguments], timeout, settings or {})
         return [
             Ended(status, (folder / f"out{rank}").read_text(), (folder / f"err{rank}").read_text())
             for rank, status in enumerate(statuses)
         ]
 
 
-def _statuses(folder, world, command, timeout):
-    common = os.environ | ON_THIS_MACHINE | {"STORE": str(folder / "store"), "WORLD_SIZE": str(world)}
-    environments = [common | {"RANK": str(rank)} for rank in range(world)]
+def _statuses(folder, world, command, timeout, settings):
+    common = os.environ | ON_THIS_MACHINE | {"STORE": str(folder / "store"), "WORLD_SIZE": str(world)} | settings
+    environments = [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
     process = prepared()
     print(
         json.dumps({"folder": str(folder), "environments": environments, "command": command}),
