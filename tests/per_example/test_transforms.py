@@ -2,6 +2,8 @@
 
 import contextlib
 import math
+from functools import cache
+from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -30,10 +32,23 @@ class Jax:
         return jax.enable_x64(self.dtype == "float64")
 
     def gradient(self, fun, *args):
-        return jax.grad(fun)(*args)
+        return gradient_in_jax(fun)(*args)
+
+    def value(self, fun, *args):
+        return value_in_jax(fun)(*args)
 
     def call(self, clipped, *args, **kwargs):
         return (jax.jit(clipped) if self.jit else clipped)(*args, **kwargs)
+
+
+@cache
+def gradient_in_jax(fun):
+    return jax.jit(jax.grad(fun))
+
+
+@cache
+def value_in_jax(fun):
+    return jax.jit(fun)
 
 
 class Torch:
@@ -53,18 +68,22 @@ class Torch:
     def gradient(self, fun, *args):
         return torch.func.grad(fun)(*args)
 
+    def value(self, fun, *args):
+        return fun(*args)
+
     def call(self, clipped, *args, **kwargs):
         return clipped(*args, **kwargs)
 
 
 KINDS = {f"jax-{d}-{'jit' if j else 'eager'}": Jax(d, j) for d in RTOL for j in (False, True)}
 KINDS |= {f"torch-{d}": Torch(d) for d in RTOL}
+FEW_KINDS = ["jax-float32-eager", "jax-float64-jit", "torch-float32", "torch-float64"]
 
 
-@pytest.fixture(params=KINDS.values(), ids=KINDS)
+@pytest.fixture(params=FEW_KINDS)
 def kind(request):
-    with request.param.mode():
-        yield request.param
+    with KINDS[request.param].mode():
+        yield KINDS[request.param]
 
 
 def problem(kind, batch=BATCH):
@@ -109,8 +128,14 @@ def naive(kind, params, x, y, max_norm, mask=None, layers=1):
     return total, np.array(norms)
 
 
-@pytest.mark.parametrize("size", [None, 1, 2, 3, 7, 100])
-@pytest.mark.parametrize("masked", [False, True])
+def cases():
+    """Yield kinds, sizes and masks. In JAX each three of dtype, `jit`, size and mask meet, in half of the cases."""
+    for name, (place, size), masked in product(KINDS, enumerate((None, 1, 2, 3, 7, 100)), (False, True)):
+        if "jax" not in name or (place + masked + ("64" in name) + ("jit" in name)) % 2:
+            yield name, size, masked
+
+
+@pytest.mark.parametrize(("kind", "size", "masked"), list(cases()), indirect=["kind"])
 def test_equals_the_naive_loop(kind, size, masked):
     params, x, y = problem(kind)
     mask = MASK if masked else None
@@ -122,7 +147,7 @@ def test_equals_the_naive_loop(kind, size, masked):
     close(kind, summed, expected)
     counted = MASK if masked else np.ones(BATCH)
     np.testing.assert_allclose(numbers(outputs.norms), norms * counted, rtol=RTOL[kind.dtype])
-    values = [numbers(loss(params, x[i : i + 1], y[i : i + 1])) for i in range(BATCH)]
+    values = [numbers(kind.value(loss, params, x[i : i + 1], y[i : i + 1])) for i in range(BATCH)]
     np.testing.assert_allclose(numbers(outputs.values), values * counted, rtol=RTOL[kind.dtype])
     assert outputs.aux is None
     assert not getattr(summed["w"], "requires_grad", False)
@@ -237,8 +262,9 @@ def test_keys_are_split_for_each_example(size):
 
     key, x = jax.random.key(1), jnp.ones((BATCH, 5))
     clipped = gradclip.clipped_grad(dropped, 1.0, prng_argnum=2, microbatch_size=size)
-    grads = [jax.grad(dropped)(jnp.ones(5), x[i], k) for i, k in enumerate(jax.random.split(key, BATCH))]
-    expected = sum(np.asarray(g) / max(1.0, float(jnp.linalg.norm(g))) for g in grads)
+    gradient = gradient_in_jax(dropped)
+    grads = [np.asarray(gradient(x[0], x[0], one)) for one in jax.random.split(key, BATCH)]
+    expected = sum(grad / max(1.0, np.linalg.norm(grad)) for grad in grads)
     np.testing.assert_allclose(jax.jit(clipped)(jnp.ones(5), x, key), expected, rtol=1e-6)
     assert len({tuple(g.tolist()) for g in grads}) > 1
 
