@@ -26,7 +26,10 @@ def components(leaves):
 def power_of_norm(leaves, ord):
     """Return the norm of integer order to the power `ord`, or the extreme magnitude, exactly."""
     if math.isinf(ord):
-        return (max if ord > 0 else min)(components(leaves))
+        magnitudes = list(map(abs, _numbers(leaves)))
+        if not all(map(math.isfinite, magnitudes)):
+            raise ValueError("what is not finite has no exact norm")
+        return Fraction((max if ord > 0 else min)(magnitudes))
     sums = defaultdict(int)  # of numerators, by denominator: fractions take ten times as long
     for v in _numbers(leaves):
         numerator, denominator = v.as_integer_ratio()
