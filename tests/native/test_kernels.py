@@ -1,7 +1,9 @@
 """The kernels beside NumPy and beside themselves: same results, and the same bits however the work is shared out."""
 
 import math
+import threading
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
@@ -31,6 +33,8 @@ REAL = DTYPES[:4]
 # Elements that are worth four threads: computed with, or read (140 chunks where nothing else is said).
 COMPUTED = 40 * CHUNK + 77
 READ = {"float64": 70 * CHUNK + 77, "complex64": 70 * CHUNK + 77, "complex128": 35 * CHUNK + 77}
+SEVERAL = [3 * CHUNK, 20 * CHUNK, 40 * CHUNK]
+THREADS_AND_CUTS = ((1, []), (1, [CHUNK]), (2, SEVERAL), (3, []), (3, SEVERAL), (8, [CHUNK]), (8, SEVERAL))
 SIZES = (0, 1, 2, 15, 16, 17, 1023, 1025, 65535, 65536, 65537, 3 * 65536 + 5)
 
 
@@ -55,10 +59,9 @@ def test_same_bits_for_every_variant_number_of_threads_and_cut(dtype, p, in_floa
     results = set()
     for variant in VARIANTS:
         kernels.use_variant(variant)
-        for threads in (1, 2, 3, 8):
-            for cuts in ([], [CHUNK], [3 * CHUNK, 20 * CHUNK, 40 * CHUNK]):
-                pieces = [HostArray(piece, dtype) for piece in np.split(whole.data, cuts)]
-                results.add(known(pieces).sum(p, 1.0, in_float, threads))
+        for threads, cuts in THREADS_AND_CUTS:
+            pieces = [HostArray(piece, dtype) for piece in np.split(whole.data, cuts)]
+            results.add(known(pieces).sum(p, 1.0, in_float, threads))
     assert len(results) == 1
 
 
@@ -241,11 +244,8 @@ def test_the_rest_goes_another_way(x):
     assert gradclip.global_norm(x) == pytest.approx(np.linalg.norm(x.astype(np.float64)))
 
 
-def test_another_thread_runs_meanwhile():
-    """The interpreter is not held: a thread that counts gets on while a long sum runs."""
-    import threading
-
-    arrays = known([host_array(np.ones(1 << 24), "float32")])
+def counted_meanwhile(call):
+    """Return how far a thread counts while the call runs, from and to calls of which no bytecode is in between."""
     counted, done = [0], threading.Event()
 
     def count():
@@ -254,13 +254,17 @@ def test_another_thread_runs_meanwhile():
 
     thread = threading.Thread(target=count)
     thread.start()
-    before = counted[0]
-    for _ in range(10):
-        arrays.sum(1.5, 1.0, False, 1)
-    seen = counted[0] - before
+    (before,), _, (after,) = map(partial.__call__, [partial(counted.copy), call, partial(counted.copy)])
     done.set()
     thread.join()
-    assert seen > 1000
+    return after - before
+
+
+def test_another_thread_runs_meanwhile():
+    """The interpreter is not held: a thread that counts gets on while a long sum runs."""
+    arrays = known([host_array(np.ones(1 << 22), "float32")])
+    assert counted_meanwhile(partial(sorted, np.random.default_rng(0).integers(9, size=10**5).tolist())) == 0
+    assert any(counted_meanwhile(partial(arrays.sum, 1.5, 1.0, False, 1)) for _ in range(10))
 
 
 def test_formats_have_the_sizes_that_the_kernels_assume():
