@@ -1,5 +1,7 @@
 """Losses of one example with parameters in products, and checks of their gradients against `jax.vmap(jax.grad)`."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,22 +55,34 @@ def places(loss, parameters, *rows):
     return [[((a.start, a.stop), a.view, a.blocks, a.rows, a.columns) for a in one] for one in every]
 
 
+quickly = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+"""Compile without XLA's slower steps, where what a test compares is how functions are traced."""
+
+
 def run(fun, axes, tapped, argnums=0):
     """Return a compiled function of the arguments that returns what `JaxTaps.run` does."""
+    ran = beside(lambda *args: (), fun, axes, tapped, argnums, jit=jax.jit)
+    return lambda *args: ran(*args)[0]
+
+
+def beside(other, fun, axes, tapped, argnums=0, rest=(), jit=quickly):
+    """Return a compiled function of arrays: what `JaxTaps.run` returns for them and `rest`, and what `other` does."""
     static = []
 
-    @jax.jit
     def arrays(*args):
-        found = TAPS.run(fun, argnums, args, axes, tapped)
-        static[:] = [[None if isinstance(one, Made) else [part.place for part in one] for one in found.gradients]]
+        found = TAPS.run(fun, argnums, (*args, *rest), axes, tapped)
+        places = [None if isinstance(one, Made) else [part.place for part in one] for one in found.gradients]
+        static[:] = [places, found.untapped]
         terms = [one if isinstance(one, Made) else [part.terms for part in one] for one in found.gradients]
-        return found._replace(gradients=terms)
+        return found._replace(gradients=terms, untapped=()), other(*args, *rest)
+
+    program = jit(arrays)
 
     def call(*args):
-        found = arrays(*args)
+        found, others = program(*args)
         pairs = zip(found.gradients, static[0], strict=True)
         made = [one if places is None else list(map(Part, places, one)) for one, places in pairs]
-        return found._replace(gradients=made)
+        return found._replace(gradients=made, untapped=static[1]), others
 
     return call
 
@@ -76,8 +90,8 @@ def run(fun, axes, tapped, argnums=0):
 def agrees(loss, parameters, *rows):
     """Check the gradients of each example, and the values. Return the gradients in factors."""
     axes, known = (None, *[0] * len(rows)), found(loss, parameters, *rows)
-    ran = run(scored(loss), axes, [not one.reason for one in known])(parameters, *rows)
-    values, expected = jax.jit(jax.vmap(jax.value_and_grad(loss), axes))(parameters, *rows)
+    usual, tapped = jax.vmap(jax.value_and_grad(loss), axes), [not one.reason for one in known]
+    ran, (values, expected) = beside(usual, scored(loss), axes, tapped)(parameters, *rows)
     np.testing.assert_allclose(ran.values, values, rtol=1e-12)
     assert ran.untapped == {}
     for one, gradient, whole in zip(known, ran.gradients, jax.tree.leaves(expected), strict=True):

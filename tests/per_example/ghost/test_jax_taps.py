@@ -13,12 +13,14 @@ from tapped_losses import (
     BATCH,
     TAPS,
     agrees,
+    beside,
     close,
     found,
     normal,
     perceptron,
     perceptron_parameters,
     places,
+    quickly,
     rows,
     run,
     scored,
@@ -81,15 +83,21 @@ def with_outputs():
 
 
 def test_values_and_outputs_are_those_of_the_loss():
-    args, axes = with_outputs(), (None, 0, 0, None)
-    ran = TAPS.run(scored_with_outputs, 0, args, axes, [False, True, True])
-    values, aux = jax.vmap(scored_with_outputs, axes)(*args)
+    (*args, kwargs), axes = with_outputs(), (None, 0, 0, None)
+
+    def other(*args):
+        usual = [
+            jax.vmap(of_one, axes) for of_one in (scored_with_outputs, jax.grad(scored_with_outputs, has_aux=True))
+        ]
+        return [of_batch(*args) for of_batch in usual]
+
+    both = beside(other, scored_with_outputs, axes, [False, True, True], rest=(kwargs,))
+    ran, ((values, aux), (expected, _)) = both(*args)
     np.testing.assert_array_equal(ran.values, values)
     assert jax.tree.structure(ran.aux) == jax.tree.structure(aux)
     for x, y in zip(jax.tree.leaves(ran.aux), jax.tree.leaves(aux), strict=True):
         assert x.dtype == y.dtype
         np.testing.assert_array_equal(x, y)
-    expected, _ = jax.vmap(jax.grad(scored_with_outputs, has_aux=True), axes)(*args)
     for gradient, whole in zip(ran.gradients, jax.tree.leaves(expected), strict=True):
         close(per_example(gradient, whole.shape[1:], BATCH), whole)
 
@@ -104,30 +112,30 @@ def test_several_arguments_are_differentiated():
         return jnp.sum((jnp.tanh(x @ w["w"]) @ v) ** 2)
 
     args, axes = ({"w": normal(4, 6), "idle": normal(2)}, rows(2, 4), rows(6, 3, seed=4)), (None, 0, 0)
-    ran = run(scored(loss), axes, [True, True, True], argnums=(0, 2))(*args)
-    expected = jax.vmap(jax.grad(loss, (0, 2)), axes)(*args)
+    usual = jax.vmap(jax.grad(loss, (0, 2)), axes)
+    ran, expected = beside(usual, scored(loss), axes, [True, True, True], (0, 2))(*args)
     assert list(ran.gradients[0]) == []
     for gradient, whole in zip(ran.gradients[1:], (expected[0]["w"], expected[1]), strict=True):
         close(per_example(gradient, whole.shape[1:], BATCH), whole)
 
 
 def test_parameters_are_made_where_they_are_to_be():
-    p, x, y = perceptron_parameters(), rows(7, 4), rows(3)
-    expected = jax.vmap(jax.grad(perceptron), (None, 0, 0))(p, x, y)
+    p, x, y, axes = perceptron_parameters(), rows(7, 4), rows(3), (None, 0, 0)
+    usual = jax.vmap(jax.grad(perceptron), axes)
     for flags in ([False, False, True], [False, True, False], [False, False, False]):
-        ran = run(scored(perceptron), (None, 0, 0), flags)(p, x, y)
+        ran, expected = beside(usual, scored(perceptron), axes, flags)(p, x, y)
         assert [not isinstance(one, Made) for one in ran.gradients] == flags
         for gradient, whole in zip(ran.gradients, jax.tree.leaves(expected), strict=True):
             close(per_example(gradient, whole.shape[1:], BATCH), whole)
 
 
 def test_parameters_that_cannot_come_in_parts_are_made():
-    p, x, y = perceptron_parameters(), rows(7, 4), rows(3)
-    ran = TAPS.run(scored(perceptron), 0, (p, x, y), (None, 0, 0), [True, True, True])
+    p, x, y, axes = perceptron_parameters(), rows(7, 4), rows(3), (None, 0, 0)
+    usual = jax.vmap(jax.grad(perceptron), axes)
+    ran, whole = beside(usual, scored(perceptron), axes, [True, True, True])(p, x, y)
     assert ran.untapped == {0: "add"}
     assert [isinstance(one, Made) for one in ran.gradients] == [True, False, False]
-    whole = jax.vmap(jax.grad(perceptron), (None, 0, 0))(p, x, y)["b"]
-    close(per_example(ran.gradients[0], (6,), BATCH), whole)
+    close(per_example(ran.gradients[0], (6,), BATCH), whole["b"])
 
 
 def test_a_loss_that_reads_values_is_left_alone():
@@ -207,9 +215,11 @@ WHERE = {
 def test_it_runs_in_transformations(name):
     """Above all, derivatives of the result are right, though parameters are constants within."""
     p, x = {"v": normal(4, 2), "w": normal(4, 4)}, normal(6, 2, 4)
-    p["w"] = jnp.stack([p["w"], 2 * p["w"]]) if name == "mapped" else p["w"]
-    x = jnp.stack([x, 2 * x], 1) if name == "mapped over rows" else x
-    same(WHERE[name](gradients_of)(p, x), WHERE[name](expected_of)(p, x))
+    w = np.asarray(p["w"])
+    p["w"] = np.stack([w, 2 * w]) if name == "mapped" else p["w"]
+    x = np.stack([x, 2 * np.asarray(x)], 1) if name == "mapped over rows" else x
+    compiled = quickly if name != "eagerly" else lambda function: function
+    same(compiled(WHERE[name](gradients_of))(p, x), quickly(WHERE[name](expected_of))(p, x))
 
 
 def test_microbatches_in_a_loop_with_a_changing_carry():
@@ -220,7 +230,7 @@ def test_microbatches_in_a_loop_with_a_changing_carry():
         return [a + b.sum(0) for a, b in zip(total, made, strict=True)]
 
     total = lax.fori_loop(0, 3, add, [jnp.zeros((4, 2)), jnp.zeros((4, 4))])
-    same(total, [whole.sum(0) for whole in expected_of(p, x)[0]])
+    same(total, [np.asarray(whole).sum(0) for whole in quickly(expected_of)(p, x)[0]])
 
 
 def test_examples_do_not_meet():
@@ -231,15 +241,17 @@ def test_examples_do_not_meet():
         return perceptron(p, x + p["e"][i], y)
 
     ran = run(scored(loss), (None, 0, 0, 0), [False, True, True, True])
-    clean, spoiled = ran(p, x, y, i), ran(p, x.at[2].set(jnp.nan), y, i)
+    broken = np.array(x)
+    broken[2] = np.nan
+    clean, spoiled = ran(p, x, y, i), ran(p, broken, y, i)
     kept = np.asarray([0, 1, 3, 4])
     for before, after in zip(jax.tree.leaves(clean[:2]), jax.tree.leaves(spoiled[:2]), strict=True):
         before, after = (x.rows if isinstance(x, Made) else x for x in (before, after))
         before = before if hasattr(before, "shape") else before.terms
         after = after if hasattr(after, "shape") else after.terms
         for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
-            np.testing.assert_array_equal(a[kept], b[kept])
-    assert np.isnan(spoiled.values[2])
+            np.testing.assert_array_equal(np.asarray(a)[kept], np.asarray(b)[kept])
+    assert np.isnan(np.asarray(spoiled.values)[2])
 
 
 def test_taps_cost_neither_products_nor_memory():
