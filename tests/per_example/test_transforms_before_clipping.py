@@ -245,11 +245,11 @@ def test_one_example_moves_the_sum_by_the_bound_and_by_no_more(name, settings, s
 )
 def test_no_hostile_example_moves_a_sum_further(make, settings):
     rng = np.random.default_rng(2)
-    examples = {"a": make(rng.normal(size=(6, 5)).astype(np.float32)), "b": make(np.ones((6, 2), np.float32))}
+    examples = {"a": make(rng.normal(size=(3, 5)).astype(np.float32)), "b": make(np.ones((3, 2), np.float32))}
     loss = lambda p, x: (p["a"] * x).sum() + (p["b"] * x[..., :2]).sum()
-    clipped = gradclip.clipped_grad(loss, **settings, pad_to=6)
-    report = gradclip.check_sensitivity(clipped, examples, clipped.sensitivity(elements=7), trials=1)
+    clipped = gradclip.clipped_grad(loss, **settings, pad_to=3)
+    promised = clipped.sensitivity(elements=7)
+    report = gradclip.check_sensitivity(clipped, examples, promised, trials=1)
     assert report.holds, report
-    # Promising a hundredth less is found out: the search comes that near to the bound.
-    less = clipped.sensitivity(elements=7).bound * 0.99
-    assert not gradclip.check_sensitivity(clipped, examples, less, trials=1).holds
+    # Promising a hundredth less would be found out: the search comes that near to the bound.
+    assert report.worst.distance > promised.bound * 0.99
