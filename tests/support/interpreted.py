@@ -4,6 +4,7 @@ import importlib
 import os
 import sys
 from contextlib import contextmanager
+from functools import cache
 from unittest import mock
 
 from gradclip.backends import gpu_switch
@@ -16,9 +17,11 @@ SILENT = "ignore:.*encountered in:RuntimeWarning"
 
 
 @contextmanager
-def switched(**settings):
-    """Import the kernels anew under these variables of the environment."""
+def switched(kept=None, **settings):
+    """Import the kernels anew under these variables of the environment, or take those that were kept."""
     before = sys.modules.pop(KERNELS, None)
+    if kept is not None:
+        sys.modules[KERNELS] = kept
     with mock.patch.dict(os.environ, settings):
         _forget()
         try:
@@ -37,6 +40,13 @@ def _forget():
         kept.clear()
 
 
+@cache
+def _kernels():
+    """Import the kernels for the interpreter, which rewrites the functions of a module when it first runs them."""
+    with switched(**ON):
+        return importlib.import_module(KERNELS)
+
+
 class Launched:
     """The names of launched kernels, and the bytes of gradients that they read and write."""
 
@@ -48,8 +58,8 @@ class Launched:
 @contextmanager
 def interpreted():
     """Let the interpreter run the kernels on CPU tensors; yield what was launched."""
-    with switched(**ON):
-        module = importlib.import_module(KERNELS)
+    module = _kernels()
+    with switched(module, **ON):
         builder = type(importlib.import_module("triton.runtime.interpreter").interpreter_builder)
         found, launch = Launched(), launches.launch
         load, store = builder.create_masked_load, builder.create_masked_store

@@ -251,7 +251,7 @@ def test_what_needs_values_says_so_while_they_are_recorded():
         gradclip.global_norm(tf.ones(2))
 
 
-@pytest.mark.parametrize("size", [2**19 - 1, 2**19, 2**25 + 3])
+@pytest.mark.parametrize("size", [2**19 - 1, 2**19, 2**24 + 3])
 def test_large_tensors_are_added_up_in_pieces(size):
     x = tf.constant(np.random.default_rng(0).integers(-3, 4, size), tf.float16)
     norm = recorded(lambda t: gradclip.global_norm(tf.cast(t, tf.float32)), "function")(x)

@@ -157,8 +157,8 @@ def test_products_can_be_rounded_to_nearest(launched, dtype, rounding):
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_what_is_not_finite_spoils_or_blanks_all(launched, dtype, order, value):
-    leaves = drawn(6, dtype, (40, 70_000))
-    leaves[1][69_999] = value
+    leaves = drawn(6, dtype, (40, 5000))
+    leaves[1][4999] = value
     for skip, wanted in ((False, torch.isnan), (True, lambda x: x == 0)):
         now = [x.clone() for x in leaves]
         table, found, norm = measured(now, order, max_norm=math.inf, skip=skip)
@@ -168,23 +168,22 @@ def test_what_is_not_finite_spoils_or_blanks_all(launched, dtype, order, value):
         assert all(wanted(x).all() for x in now)
 
 
-@pytest.mark.parametrize("max_norm", [0.5, 1e6])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_what_is_not_finite_can_count_as_zero(launched, dtype, order, max_norm):
-    leaves = drawn(7, dtype, (40, 70_000, 3))
-    leaves[0][3], leaves[1][5], leaves[1][69_999] = math.nan, math.inf, -math.inf
+def test_what_is_not_finite_can_count_as_zero(launched, dtype, order):
+    leaves = drawn(7, dtype, (40, 70_000 if order == 2 else 5000, 3))
+    leaves[0][3], leaves[1][5], leaves[1][-1] = math.nan, math.inf, -math.inf
     wanted = [x.nan_to_num(0.0, 0.0, 0.0) for x in leaves]
+    exact = float(power_of_norm(values(wanted), order)) ** (1 if math.isinf(order) else 1 / order)
     found = described(leaves)
     table = table_of(found)
     table.measure(found.addresses, Order(order), zero=True)
-    norm = table.decide(max_norm, Order(order), dtype=torch.float64)[0]
-    table.scale(found.addresses, zero=True)
-    exact = float(power_of_norm(values(wanted), order)) ** (1 if math.isinf(order) else 1 / order)
-    assert float(norm) == pytest.approx(exact, rel=1e-13)
-    assert at_most(values(leaves), order, max_norm)
-    if max_norm == 1e6:
-        assert all(map(torch.equal, leaves, wanted))
+    for max_norm in (1e6, 0.5):
+        norm = table.decide(max_norm, Order(order), dtype=torch.float64)[0]
+        table.scale(found.addresses, zero=True)
+        assert float(norm) == pytest.approx(exact, rel=1e-13)
+        assert at_most(values(leaves), order, max_norm)
+        assert max_norm < 1e6 or all(map(torch.equal, leaves, wanted))
 
 
 def test_nothing_is_written_where_nothing_is_clipped(launched):

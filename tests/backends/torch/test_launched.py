@@ -16,7 +16,7 @@ from rational import at_most
 pytestmark = pytest.mark.filterwarnings(SILENT)
 THREE, TWO = ["sums", "decide", "scale"], ["sums", "decide"]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-SHAPES = [(30, 7), (500,), (70_001,), (), (16,), (0,), (3, 4, 5, 6)]
+SHAPES = [(30, 7), (500,), (5001,), (), (16,), (0,), (3, 4, 5, 6)]
 POLICIES = ("propagate", "skip", "zero")
 
 
@@ -34,6 +34,15 @@ def parameters(seed=0, dtypes=DTYPES, wrong=()):
         made[-1].grad = grad
     for index, value in wrong:
         made[index].grad.view(-1)[3] = value
+    return made
+
+
+def large_parameters():
+    """Return parameters that take two programs of a kernel each, one of each dtype."""
+    made = []
+    for dtype in DTYPES:
+        made.append(torch.nn.Parameter(torch.zeros(70_001, dtype=dtype)))
+        made[-1].grad = torch.linspace(-1.0, 1.0, 70_001).to(dtype)
     return made
 
 
@@ -79,6 +88,16 @@ def test_in_place_calls_do_what_they_do_on_the_host(call, wrong, policy):
     some = (norms, wanted) if isinstance(norms, list) else ([norms], [wanted])
     assert [norm.dtype for norm in some[0]] == [torch.float32] * len(some[0])
     np.testing.assert_allclose(*some, rtol=1e-6)
+
+
+def test_large_tensors_are_clipped_as_on_the_host():
+    here, there = large_parameters(), large_parameters()
+    wanted = gradclip.clip_grad_norm_(here, 1.0)
+    with interpreted() as found:
+        norm = gradclip.clip_grad_norm_(there, 1.0)
+    assert found.names == THREE
+    same(grads(there), grads(here))
+    assert float(norm) == pytest.approx(float(wanted), rel=1e-6)
 
 
 @pytest.mark.parametrize("ord", [1, 2, math.inf])
