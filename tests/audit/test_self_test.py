@@ -46,7 +46,7 @@ def test_ours_holds_on_every_framework_and_dtype(framework, relation):
     wide = {"float64": "float64", "complex128": "float64"}
     function = clipped_sum(0.7)
     with framework.mode():
-        for dtype in framework.dtypes[: None if relation == "add_or_remove_one" else 4]:
+        for dtype in framework.dtypes[:: 1 if relation == "add_or_remove_one" else 3]:
             promised = clipped_sum_sensitivity(
                 0.7, relation, batch_size=12, elements=6, sum_dtype=wide.get(dtype, "float32")
             )
@@ -159,8 +159,8 @@ def test_two_elements_of_1e_4_exceed_1e_4_by_41_percent_in_optax():
 
 
 def test_a_sum_in_bfloat16_moves_by_several_thresholds():
-    given = jnp.ones((4096, 64), jnp.bfloat16)
-    report = check_sensitivity(jax.jit(naive(1.0, jnp)), given, clipped_sum_sensitivity(1.0, batch_size=4096), trials=1)
+    given = jnp.ones((1024, 16), jnp.bfloat16)
+    report = check_sensitivity(jax.jit(naive(1.0, jnp)), given, clipped_sum_sensitivity(1.0, batch_size=1024), trials=1)
     distances = {case.name: case.distance for case in report.failures if not case.problem}
     crowds = ("among examples like it", "among opposite examples")
     assert any(distance > 3 for name, distance in distances.items() if name.endswith(crowds))
@@ -183,21 +183,23 @@ def test_optax_fails_on_nan_in_every_dtype(dtype):
 
 
 @pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
-@pytest.mark.parametrize(("dtype", "at_least"), [("float16", 1.5), ("bfloat16", 3.0)])
-def test_jax_privacy_sums_of_half_types_fail(dtype, at_least):
+@pytest.mark.parametrize(("dtype", "count", "at_least"), [("float16", 4096, 1.5), ("bfloat16", 1024, 3.0)])
+def test_jax_privacy_sums_of_half_types_fail(dtype, count, at_least):
     @jax.jit
     def sum_of(grads):
         return jax.vmap(lambda g: clip_pytree(g, 1.0)[0])(grads).sum(0)
 
-    given, promised = jnp.ones((4096, 16)), clipped_sum_sensitivity(1.0, batch_size=4096)
+    given, promised = jnp.ones((count, 16)), clipped_sum_sensitivity(1.0, batch_size=count)
     report = check_sensitivity(sum_of, given, promised, dtypes=[dtype], trials=1)
     assert not report.holds
     assert report.worst.distance > at_least
     assert report.worst.problem is None
 
 
-@pytest.mark.parametrize(("dtype", "at_least"), [("float16", 1.5), ("bfloat16", 3.0), ("float32", None)])
-def test_opacus_fails_on_nan_and_in_half_types(dtype, at_least):
+@pytest.mark.parametrize(
+    ("dtype", "count", "at_least"), [("float16", 4096, 1.5), ("bfloat16", 1024, 3.0), ("float32", 1024, None)]
+)
+def test_opacus_fails_on_nan_and_in_half_types(dtype, count, at_least):
     def sum_of(grads):
         parameter = torch.nn.Parameter(torch.zeros(grads.shape[1:], dtype=grads.dtype))
         parameter.grad_sample = grads
@@ -206,7 +208,7 @@ def test_opacus_fails_on_nan_and_in_half_types(dtype, at_least):
         optimizer.clip_and_accumulate()
         return parameter.summed_grad
 
-    given, promised = torch.ones(4096, 16), clipped_sum_sensitivity(1.0, batch_size=4096)
+    given, promised = torch.ones(count, 16), clipped_sum_sensitivity(1.0, batch_size=count)
     failures = cases_of(sum_of, given, promised, dtypes=[dtype], trials=1)
     assert failures[f"{dtype}: one NaN"].problem == "NaN in the result"
     distances = [case.distance for case in failures.values() if not case.problem]

@@ -33,8 +33,7 @@ def draws(framework, settings, count, mask=None):
 def test_a_key_depends_on_its_place_alone(framework, settings):
     five = draws(framework, settings, 5)
     assert len({*five}) == 5
-    for count in (3, 4):
-        assert draws(framework, settings, count) == five[:count]
+    assert draws(framework, settings, 3) == five[:3]
     mask = [True, False, True, True, True]
     assert draws(framework, settings, 5, mask) == [x if kept else 0.0 for x, kept in zip(five, mask, strict=True)]
 

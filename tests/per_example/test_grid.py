@@ -1,5 +1,6 @@
 import math
 from fractions import Fraction
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +21,15 @@ def x64():
         yield
 
 
-def on_grid(name, leaves, *args, **options):
-    clip = lambda g: gradclip.per_example_clip(g, *args, **options)[0]
-    clip = jax.jit(clip) if name == "jit" else clip
-    return [np.asarray(x) for x in clip([FRAMEWORKS[name](x) for x in leaves])]
+def on_grid(name, leaves, max_norm, mask=None, **options):
+    clip = clipping(name, max_norm, **options)
+    return [np.asarray(x) for x in clip([FRAMEWORKS[name](x) for x in leaves], mask)]
+
+
+@cache
+def clipping(name, max_norm, **options):
+    clip = lambda g, mask: gradclip.per_example_clip(g, max_norm, mask=mask, **options)[0]
+    return jax.jit(clip) if name == "jit" else clip
 
 
 def batch(seed, examples, dtype=np.float32):
