@@ -30,12 +30,12 @@ def planned(steps, multiplier=1.0, batches=BATCHES):
 
 
 def test_epsilon_is_of_what_was_released():
-    run = run_with()
+    run = run_with(noise_multiplier=4.0)
     assert run.epsilon() == 0.0
     noised = [run.add_noise(SUM) for _ in range(3)]
     assert run.releases == 3
-    assert run.epsilon() == run.epsilon(steps=3) == pytest.approx(planned(3), rel=1e-6)
-    assert run.epsilon() < run.epsilon(40) == pytest.approx(planned(40), rel=1e-6)
+    assert run.epsilon() == run.epsilon(steps=3) == pytest.approx(planned(3, 4.0), rel=1e-6)
+    assert run.epsilon() < run.epsilon(40) == pytest.approx(planned(40, 4.0), rel=1e-6)
     assert all(x.dtype == np.int64 for x in noised)
     assert len({x.tobytes() for x in noised}) == 3
 
@@ -116,9 +116,9 @@ def test_noise_for_an_epsilon():
 
 
 def test_noise_for_an_epsilon_has_enough_steps_of_a_coarse_grid():
-    coarse = clipped_sum_sensitivity(1.0, batch_size=128, grid=80)
-    assert run_with(coarse, noise_multiplier=None, epsilon=8.0).noise_multiplier == 0.8  # 64 steps
-    assert run_with(noise_multiplier=None, epsilon=8.0).noise_multiplier < 0.8
+    coarse = clipped_sum_sensitivity(1.0, batch_size=128, grid=10)
+    assert run_with(coarse, noise_multiplier=None, epsilon=0.5).noise_multiplier == 6.4  # 64 steps
+    assert run_with(noise_multiplier=None, epsilon=0.5).noise_multiplier < 6.4
 
 
 def test_a_coarse_grid_needs_more_noise():
@@ -167,7 +167,7 @@ def test_a_clipped_function_and_its_batches():
 
 
 def test_what_is_printed_is_never_smaller():
-    run = run_with(batches=PoissonBatches(1000, 0.05, 40, pad_to=95))
+    run = run_with(batches=PoissonBatches(1000, 0.05, 40, pad_to=95), noise_multiplier=4.0)
     for releases in (1, 7, 20, 40):
         run.releases = releases
         found = r"epsilon (.*) at delta (.*), add[\s\S]*probability of at most (.*)\)"
