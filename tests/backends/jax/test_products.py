@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from exact_matrices import check_gram_squares, check_outer_sums, gamma
+from frameworks import numpy_dtype
 from gradclip.backends.jax import products
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
@@ -29,7 +30,13 @@ def side(shape, dtype="float32", seed=0):
     if dtype != "float16":
         values[..., 0] *= 1e-40
     with jax.enable_x64(True):
-        return jnp.asarray(values).astype(dtype)
+        return jnp.asarray(values.astype(numpy_dtype(dtype)))
+
+
+def sides(shape):
+    """Return left and right sides of each pair of dtypes, of shapes (blocks, K, rows) and (blocks, K, columns)."""
+    *ahead, rows, columns = shape
+    return [[side((*ahead, rows), one), side((*ahead, columns), other)] for one, other in product(DTYPES, DTYPES)]
 
 
 def numbers(x):
@@ -41,22 +48,21 @@ def weights_of(count):
         return jnp.asarray(np.random.default_rng(count).uniform(size=count))
 
 
-@pytest.mark.parametrize("dtypes", list(product(DTYPES, DTYPES)))
-def test_outer_sums_are_exact_but_for_the_promised_roundings(by, dtypes):
-    for shape, examples in (((2, 6, 5, 3), 3), ((1, 20, 2, 17), 20)):
-        left, right = (side((*shape[:2], n), dtype) for n, dtype in zip(shape[2:], dtypes, strict=True))
-        weights = weights_of(examples)
-        for x in (left, None):
-            found = products.outer_sums(x, right, weights)
-            assert found.dtype == np.float64
-            check_outer_sums(found, weights, None if x is None else numbers(x), numbers(right))
+def test_outer_sums_are_exact_but_for_the_promised_roundings(by):
+    cases = [(sides(shape), weights_of(examples)) for shape, examples in (((2, 6, 5, 3), 3), ((1, 20, 2, 17), 20))]
+    given = [(x, right, weights) for pairs, weights in cases for left, right in pairs for x in (left, None)]
+    # A new function: JAX keeps what it has traced of one, also by the other operations.
+    totals = jax.jit(lambda given: [products.outer_sums(*one) for one in given])(given)
+    for (x, right, weights), found in zip(given, totals, strict=True):
+        assert found.dtype == np.float64
+        check_outer_sums(found, weights, None if x is None else numbers(x), numbers(right))
 
 
-@pytest.mark.parametrize("dtypes", list(product(DTYPES, DTYPES)))
-def test_gram_squares_are_within_the_bound(by, dtypes):
-    for shape in ((3, 1, 4, 5), (2, 6, 5, 3)):
-        left, right = (side((*shape[:2], n), dtype) for n, dtype in zip(shape[2:], dtypes, strict=True))
-        squares, sizes = products.gram_squares(left, right)
+def test_gram_squares_are_within_the_bound(by):
+    shapes = (3, 1, 4, 5), (2, 6, 5, 3)
+    given = [(shape, left, right) for shape in shapes for left, right in sides(shape)]
+    found = jax.jit(lambda pairs: [products.gram_squares(*pair) for pair in pairs])([pair for _, *pair in given])
+    for (shape, left, right), (squares, sizes) in zip(given, found, strict=True):
         assert squares.dtype == sizes.dtype == np.float64
         roundings = shape[2] + shape[3] + shape[1] ** 2 + 10
         check_gram_squares(squares, sizes, numbers(left), numbers(right), roundings)
@@ -65,9 +71,10 @@ def test_gram_squares_are_within_the_bound(by, dtypes):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_squares_of_rows_are_added_in_float64(by, dtype):
     # 4,097 squares of a small number next to a large one: float32 would lose the small ones.
+    x = np.full((2, 3, 4098), 2.0**-13)
+    x[..., 0] = 64.0
     with jax.enable_x64(True):
-        x = jnp.full((2, 3, 4098), 2.0**-13).at[..., 0].set(64.0).astype(dtype)
-    found = products.row_squares(x)
+        found = products.row_squares(jnp.asarray(x.astype(numpy_dtype(dtype))))
     assert found.dtype == np.float64
     assert found.shape == (2, 3)
     exact = 64.0**2 + 4097 * 2.0**-26
@@ -94,9 +101,9 @@ def test_rows_of_weight_zero_add_nothing(by):
 
 @pytest.mark.parametrize("terms", [1, 4])
 def test_what_is_not_finite_makes_its_sum_not_a_number(by, terms):
-    left, right = jnp.ones((3, terms, 2)).at[1, 0, 0].set(jnp.inf), jnp.ones((3, terms, 3))
-    right = right.at[1].set(0.0).at[2, 0, 0].set(jnp.nan)
-    for found in products.gram_squares(left, right):
+    left, right = np.ones((3, terms, 2), np.float32), np.ones((3, terms, 3), np.float32)
+    left[1, 0, 0], right[1], right[2, 0, 0] = np.inf, 0.0, np.nan
+    for found in products.gram_squares(jnp.asarray(left), jnp.asarray(right)):
         assert np.isnan(np.asarray(found)).tolist() == [False, True, True]
 
 
