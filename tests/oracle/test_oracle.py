@@ -15,9 +15,13 @@ FUNCTIONS = list(table())
 
 
 def chosen(function):
-    """Yield the cases of a function that do not depend on the machine."""
+    """Yield the cases of a function that do not depend on the machine.
+
+    How PyTorch multiplies complex numbers does: the sign of a zero differs with the processor's vectors.
+    """
     for case, call in cases({function: table()[function]}):
-        if case.framework in FRAMEWORKS and case.ord in ANY_LIBRARY:
+        complex_torch = case.framework == "torch" and case.dtype.startswith("complex")
+        if case.framework in FRAMEWORKS and case.ord in ANY_LIBRARY and not complex_torch:
             yield case, call
 
 
