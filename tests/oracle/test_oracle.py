@@ -20,7 +20,7 @@ def chosen(function):
     How PyTorch multiplies complex numbers does: the sign of a zero differs with the processor's vectors.
     """
     for case, call in cases({function: table()[function]}):
-        complex_torch = case.framework == "torch" and case.dtype.startswith("complex")
+        complex_torch = case.framework == "torch" and case.dtype.startswith(("complex", "mixed"))
         if case.framework in FRAMEWORKS and case.ord in ANY_LIBRARY and not complex_torch:
             yield case, call
 
