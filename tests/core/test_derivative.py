@@ -64,9 +64,10 @@ def test_gradient_of_the_threshold():
 
 def test_forward_mode_second_derivatives_and_batches():
     first = lambda x: gradclip.clip_by_global_norm({"x": x}, 1.0)[0]["x"][0]
-    x = jnp.array([3.0, 4.0])
-    np.testing.assert_allclose(jax.jacfwd(first)(x), jax.jacrev(first)(x), rtol=1e-6)
-    np.testing.assert_allclose(jax.hessian(first)(x), [[-0.04608, 0.00256], [0.00256, 0.02208]], rtol=1e-4, atol=1e-7)
+    of = lambda x: (jax.jacfwd(first)(x), jax.jacrev(first)(x), jax.hessian(first)(x))
+    forward, reverse, second = jax.jit(of)(np.array([3.0, 4.0], np.float32))
+    np.testing.assert_allclose(forward, reverse, rtol=1e-6)
+    np.testing.assert_allclose(second, [[-0.04608, 0.00256], [0.00256, 0.02208]], rtol=1e-4, atol=1e-7)
     batch = jnp.array([[3.0, 4.0], [0.3, 0.4]])
     np.testing.assert_allclose(jax.vmap(jax.grad(first))(batch), [[0.128, -0.096], [1.0, 0.0]], rtol=1e-5, atol=1e-7)
     torch_first = lambda x: gradclip.clip_by_global_norm({"x": x}, 1.0)[0]["x"][0]

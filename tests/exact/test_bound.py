@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from functools import cache
 
 import numpy as np
 import pytest
@@ -39,7 +40,9 @@ def trial(rng, framework):
     return kinds, leaves, ord, threshold
 
 
+@cache
 def clipper(framework, ord):
+    """Return our function, compiled once for all seeds where that is meant."""
     import jax
 
     function = lambda t, c: gradclip.clip_by_global_norm(t, c, ord=ord)

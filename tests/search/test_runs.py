@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 from gradclip.search.runs import Run, losses_of
 
@@ -61,6 +60,8 @@ def test_text_is_no_number_even_if_it_reads_like_one():
 
 
 def test_a_tensor_with_a_graph_is_a_number():
+    import torch  # not where worker processes would import it too
+
     weight = torch.ones((), requires_grad=True)
     assert losses_of(lambda *_: 2 * weight, RUNS[:1], 1) == [2.0]
 
