@@ -41,11 +41,14 @@ def oldest():
 
 
 def newest():
+    """Run what `make test` runs, with the newest releases of everything but PyTorch."""
     python = new_environment(".venv-versions", TORCH)
-    pip_install(python, "--upgrade", "pytest", "ml_dtypes", *CORE, "jax", "optax")
-    install(python)
-    run_native_tests(python, "-q")
-    run_tests(python)
+    tested = PROJECT["optional-dependencies"]["test"]
+    others = [re.sub("==[^;]+", "", line) for line in tested if not line.startswith(("gradclip", "torch"))]
+    pip_install(python, "--upgrade", TORCH, *others, *CORE, ".[demo,private]", GRADCLIP_REQUIRE_NATIVE="1")
+    subprocess.run([str(python), "-m", "pip", "list"], check=True)
+    workers = ["--numprocesses", "2", "--dist", "worksteal"]
+    run_pytest(python, *workers, "-m", "quick and not gpu", "tests", *IGNORED)
 
 
 def too_old():
@@ -56,6 +59,8 @@ def too_old():
 
 
 TOO_OLD = ("jax==0.6.2", "jax==0.7.2")
+# Tests with environments of their own.
+IGNORED = [f"--ignore=tests/{folder}" for folder in ("parity/lucid", "site", "trainers")]
 CORE = ("numpy", "optree", "array-api-compat", "nanobind-backend")
 
 
@@ -65,10 +70,14 @@ def install(python):
 
 
 def run_tests(python):
-    """Run the tests that need only PyTorch and JAX. Warnings of older libraries are not errors."""
-    files = [str(path) for name in TESTS for path in sorted((ROOT / "tests").glob(name))]
+    """Run the tests that need only PyTorch and JAX."""
+    run_pytest(python, *(str(path) for name in TESTS for path in sorted((ROOT / "tests").glob(name))))
+
+
+def run_pytest(python, *arguments):
+    """Run tests. Warnings of other releases than ours are not errors."""
     options = ["-q", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib", "-W", "default"]
-    subprocess.run([str(python), "-m", "pytest", *options, *files], cwd=ROOT, check=True)
+    subprocess.run([str(python), "-m", "pytest", *options, *arguments], cwd=ROOT, check=True)
 
 
 if __name__ == "__main__":

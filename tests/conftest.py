@@ -8,6 +8,7 @@ os.environ.setdefault("GRADCLIP_GPU_KERNELS", "0")
 
 import pytest
 
+import left_behind
 from quick import pytest_collection_modifyitems  # noqa: F401
 
 # Those of Keras need a backend, which integrations/test_keras.py chooses, and the others need eight devices from JAX's
@@ -37,3 +38,10 @@ def pytest_generate_tests(metafunc):
         from frameworks import WITH_FLOAT32, by_name
 
         metafunc.parametrize("framework", WITH_FLOAT32, ids=by_name)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind():
+    before = left_behind.state()
+    yield
+    assert left_behind.changed(before, left_behind.state()) == []

@@ -255,7 +255,7 @@ def test_what_is_transformed_or_recorded_is_not_ordinary():
 
     torch.func.vmap(check)(torch.ones(2, 3))
     torch.func.grad(lambda x: check(x).sum())(torch.ones(3))
-    with pytest.warns(DeprecationWarning, match="deprecated"):
+    with pytest.warns((DeprecationWarning, FutureWarning), match="deprecated"):
         torch.jit.trace(check, torch.ones(3), check_trace=False)
     with torch._subclasses.FakeTensorMode():
         check(torch.ones(3))

@@ -130,7 +130,7 @@ def test_a_run_counts_no_releases_of_compiled_code(name, exact):
     assert run.releases == 0
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.trace`:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace`")
 def test_under_jit_trace_nothing_is_released():
     with pytest.raises(RuntimeError, match=r"torch\.jit\.trace"):
         torch.jit.trace(lambda x: add_noise(x, ONE, 1.0, rng="system"), torch.ones(2))

@@ -59,7 +59,7 @@ def test_make_fx_cannot_look_for_what_is_not_finite():
         make_fx(lambda x: gradclip.clip_by_global_norm(x, 1.0, nonfinite="raise")[0])(BATCH)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace")
 @every_function
 def test_jit_trace_is_an_error(function):
     with pytest.raises(RuntimeError, match=r"under torch\.jit\.trace.*torch\.compile"):
