@@ -50,9 +50,8 @@ def test_a_step_keeps_its_bound_and_its_rounding(framework, name, dtype, monkeyp
             assert square(whole - sum(added)) <= Fraction(promise.rounding) ** 2
             if kind in ("ordinary", "huge"):
                 assert all(w == 1 or square(x) >= Fraction(999, 1000) for w, x in zip(weights, added, strict=True))
-            for place in range(0, EXAMPLES, 3):
-                less = fractions(clipped(*args, mask=without(place)))
-                assert square(whole - less) <= Fraction(promise.total) ** 2
+            less = fractions(clipped(*args, mask=without(3 * seed % EXAMPLES)))
+            assert square(whole - less) <= Fraction(promise.total) ** 2
 
 
 def examples(framework, dtype):
