@@ -134,8 +134,8 @@ def test_a_promise_before_the_first_call_counts_the_most_microbatches():
 
 @pytest.mark.parametrize("make", [jnp.asarray, torch.tensor], ids=["jax", "torch"])
 def test_what_is_promised_holds(make):
-    rows = make(np.random.default_rng(1).normal(size=(11, 40)).astype(np.float32))
-    clipped = gradclip.clipped_grad(loss, 1.0, microbatch_size="1 KiB", pad_to=11)
+    rows = make(np.random.default_rng(1).normal(size=(7, 40)).astype(np.float32))
+    clipped = gradclip.clipped_grad(loss, 1.0, microbatch_size="1 KiB", pad_to=7)
     clipped(make(np.zeros(40, np.float32)), rows)
     report = gradclip.check_sensitivity(clipped, rows, clipped.sensitivity(), trials=1)
     assert report.holds, report
