@@ -6,12 +6,14 @@ tests which really call the replacement fail).
 """
 
 import functools
+import gc
 import importlib
 import json
 import math
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 KEYWORD_ONLY = math.inf
 # Where the library defines its functions, what has them here, and at which position their threshold is.
@@ -52,6 +54,8 @@ THRESHOLDS = {
 }
 OUTCOMES: dict[str, set[str]] = {"passed": set(), "failed": set()}
 REPLACED: dict[str, int] = {}
+ORIGINALS: list[tuple[Any, Any]] = []
+"""Each function of the library, and what is in its place."""
 
 
 def pytest_configure():
@@ -65,7 +69,16 @@ def pytest_configure():
         function = getattr(replacement, name)
         if factor != 1.0:
             function = stretched(function, position, factor)
-        REPLACED[name] = replace_everywhere(getattr(original, name), function)
+        ORIGINALS.append((getattr(original, name), function))
+        REPLACED[name] = replace_everywhere(*ORIGINALS[-1])
+
+
+def pytest_unconfigure():
+    """Leave all as it was, for another run in the same process."""
+    for original, replacement in ORIGINALS:
+        replace_everywhere(replacement, original)
+    for found in (ORIGINALS, REPLACED, *OUTCOMES.values()):
+        found.clear()
 
 
 def replace_everywhere(original, replacement):
@@ -95,6 +108,12 @@ def stretched(function, position, factor):
         return function(*args, **kwargs)
 
     return call
+
+
+def pytest_collection_finish():
+    """Let garbage collections pass over the library and its tests."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_logreport(report):
