@@ -36,11 +36,14 @@ def loss_with_aux(params, x, y):
 
 
 def both(call, *args, method="ghost", **kwargs):
-    """Return what jax_privacy and ours make of the same, ours second. Some of ours must not be made."""
+    """Return what jax_privacy and ours make of the same, ours second. Some of ours must not be made.
+
+    That of jax_privacy is compiled: one program takes less time than each of its operations alone.
+    """
     kwargs = {"l2_clip_norm": 0.5, "batch_argnums": (1, 2)} | kwargs
     mine = ours.clipped_grad(*args, method=method, **kwargs)
     made = call(mine)
-    return call(peer.clipped_grad(*args, **kwargs)), made
+    return call(jax.jit(peer.clipped_grad(*args, **kwargs))), made
 
 
 def same(theirs, mine):
