@@ -18,10 +18,10 @@ GPU ?=
 TRIAL ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all shuffle times ci trainers check attack lint docs look parity bench accelerators gpu gpu-wheels gpu-rehearsal wheel portable release compilers versions sanitize clean
+.PHONY: help demo test every-test test-all shuffle times ci trainers check attack lint docs look parity bench accelerators gpu gpu-wheels gpu-rehearsal wheel portable release compilers versions sanitize clean
 
 # Tests and timings need the kernels. The demo and the linters do not.
-test test-all shuffle times check attack parity bench wheel release sanitize lucid trainers: export GRADCLIP_REQUIRE_NATIVE = 1
+test every-test shuffle times check attack parity bench wheel release sanitize lucid trainers: export GRADCLIP_REQUIRE_NATIVE = 1
 
 # Compiling the frameworks' Python modules again for each of the processes that tests start takes minutes.
 unexport PYTHONDONTWRITEBYTECODE
@@ -35,10 +35,13 @@ demo: .venv-demo/ready  ## Train a network at several learning rates, with and w
 test: $(VENV)/ready  ## Set up and run the tests that are quick: each value of each parameter once
 	$(PYTEST) -m "quick and not gpu"
 
-test-all: $(VENV)/ready  ## Run all tests, with every combination of parameters; Lucid's and the trainers' in their own environments
-	$(PYTEST) -p processor_time
+test-all:  ## Run all tests, with every combination of parameters; Lucid's and the trainers' in their own environments
+	@$(MAKE) --no-print-directory every-test
 	@$(MAKE) --no-print-directory lucid
 	@$(MAKE) --no-print-directory trainers
+
+every-test: $(VENV)/ready
+	$(PYTEST) -p processor_time
 
 shuffle: $(VENV)/ready  ## Run all tests in a random order, which is printed; SEED=7 for that order again
 	PYTHONHASHSEED=$(SEED) $(PYTEST) -p pytest_randomly --randomly-seed $(SEED) --randomly-dont-reset-seed

@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 MOST_LINES = 10
 FAILED_TEST = re.compile(r"^(?:FAILED|ERROR) (\S+\.py::[^\s\[]+\[.*?\](?= - |$)|\S+\.py\S*)(?: - .*)?$", re.M)
-FAILED_PART = re.compile(r"^FAILED: (.+)$", re.M)
+FAILED_PART = re.compile(r"^ *\d+ s  (.+): FAILED$", re.M)
 # Tests that have an environment of their own, and the command that runs them.
 OTHER_ENVIRONMENTS = {"tests/trainers": "make trainers", "tests/site": "make docs", "tests/parity/lucid": "make lucid"}
 

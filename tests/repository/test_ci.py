@@ -7,7 +7,10 @@ import pytest
 import ci
 
 PASSES = '#!/usr/bin/env bash\ntest "$CI" = true && test ! -e new.txt && cat said.txt\n'
-FAILS = PASSES + "echo 'FAILED tests/test_a.py::test_b[x - y] - assert 1 == 2'\necho 'FAILED: make test-all'\nexit 1\n"
+FAILS = (
+    PASSES
+    + "echo 'FAILED tests/test_a.py::test_b[x - y] - assert 1 == 2'\necho '    12 s  make every-test: FAILED'\nexit 1\n"
+)
 
 
 @pytest.fixture
@@ -77,7 +80,10 @@ def test_many_failures_take_few_lines():
 @pytest.mark.parametrize(
     ("output", "lines"),
     [
-        ("FAILED: make lint\nFAILED: make wheel\n", ["failed: make lint", "failed: make wheel"]),
+        (
+            "   3 s  make lint: FAILED\n   4 s  make look: passed\n  12 s  make wheel: FAILED\n",
+            ["failed: make lint", "failed: make wheel"],
+        ),
         ("nothing that is known\n", [".ci/run ended with status 2"]),
         ("ERROR tests/test_a.py - no\n", ["tests/test_a.py", "  .venv/bin/python -m pytest 'tests/test_a.py'"]),
     ],
