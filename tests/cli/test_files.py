@@ -225,21 +225,20 @@ except SystemExit as stopped:
 """
 
 
-@pytest.mark.parametrize("order", ["1", "2", "3", "inf"])
-def test_a_large_file_takes_little_memory_and_no_framework(tmp_path, order):
+@pytest.fixture(scope="module")
+def large_file(tmp_path_factory):
+    """A file of 256 MiB."""
+    path = tmp_path_factory.mktemp("large") / "large.safetensors"
     numbers = np.random.default_rng(0).normal(size=1 << 22)
-    save_file({f"w{i}": numbers for i in range(8)}, tmp_path / "large.safetensors")  # 256 MiB
+    save_file({f"w{i}": numbers for i in range(8)}, path)
+    yield path
+    path.unlink()
+
+
+@pytest.mark.parametrize("order", ["1", "2", "3", "inf"])
+def test_a_large_file_takes_little_memory_and_no_framework(large_file, order):
     done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            IN_A_NEW_PROCESS,
-            "check",
-            tmp_path / "large.safetensors",
-            "--max-norm=1",
-            "--ord",
-            order,
-        ],
+        [sys.executable, "-c", IN_A_NEW_PROCESS, "check", large_file, "--max-norm=1", "--ord", order],
         capture_output=True,
         text=True,
         check=True,

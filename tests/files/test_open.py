@@ -166,11 +166,12 @@ def write_large(path, kind, size):
     return size // 4
 
 
-@pytest.mark.parametrize("size", [GIB // 2, pytest.param(5 * GIB, marks=pytest.mark.slow)])
+# The larger has more bytes than 32 bits count; those of an archive are fewer, as longer ones have another form.
+@pytest.mark.parametrize("size", [GIB // 4, pytest.param(4 * GIB + (1 << 20), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["safetensors", "npy", "npz", "checkpoint"])
 def test_files_of_any_size_take_less_than_200_mb_of_memory(tmp_path, kind, size):
     if size > 4 * GIB and kind in ("npz", "checkpoint"):
-        size = 3 * GIB  # longer archives have another form
+        size = 2 * GIB + (1 << 20)
     elements = write_large(tmp_path / "large", kind, size)
     numbers, kibibytes = read_elsewhere(tmp_path / "large").splitlines()
     (tmp_path / "large").unlink()
