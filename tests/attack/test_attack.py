@@ -15,8 +15,8 @@ from gradclip.leaves import as_floats
 SEED = 12
 CASES = {
     "trees": 200,
-    "counters": 60,
-    "derivatives": 32,
+    "counters": 40,
+    "derivatives": 24,
     "private": 80,
     "places": 12,
     "layouts": 150,
