@@ -1,6 +1,7 @@
 """Side by side with `optax`: the transformations on the same updates, and ours beside float64."""
 
 import math
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -38,9 +39,17 @@ def apply(transformation, updates):
     return transformation.update(updates, transformation.init(updates))[0]
 
 
+@cache
+def compiled(name, **options):
+    """Return the peer's function, compiled once for all thresholds."""
+    if name.startswith("per_example"):
+        return jax.jit(partial(getattr(peer, name), **options))
+    return jax.jit(lambda updates, threshold: apply(getattr(peer, name)(threshold), updates))
+
+
 def theirs(name, updates, threshold):
     """Return what the peer makes of the updates, compiled as a whole."""
-    return jax.jit(lambda updates: apply(getattr(peer, name)(threshold), updates))(updates)
+    return compiled(name)(updates, threshold)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -64,12 +73,14 @@ def test_clip_by_global_norm(dtype, large, threshold):
         assert my_leaf.dtype == their_leaf.dtype
 
 
+traced = jax.jit(lambda updates, threshold: apply(ours.clip_by_global_norm(threshold), updates))
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 @both_thresholds
 def test_traced_clip_by_global_norm(dtype, threshold):
     with mode(dtype):
         updates = jax_gradients(dtype)
-        traced = jax.jit(lambda updates, threshold: apply(ours.clip_by_global_norm(threshold), updates))
         mine = numbers(traced(updates, threshold))
         their = numbers(theirs("clip_by_global_norm", updates, threshold))
     leaves = numbers(updates)
@@ -146,7 +157,7 @@ def test_per_example_global_norm_clip(dtype, limit):
     with mode(dtype):
         grads = examples(dtype)
         mine, my_count = ours.per_example_global_norm_clip(grads, limit)
-        their, their_count = jax.jit(peer.per_example_global_norm_clip, static_argnums=1)(grads, limit)
+        their, their_count = theirs("per_example_global_norm_clip", grads, limit)
     leaves = numbers(grads)
     exact, sizes, over = reference_sum(leaves, limit)
     assert_sums(dtype, numbers(mine), numbers(their), leaves, exact, sizes)
@@ -160,8 +171,7 @@ def test_per_example_layer_norm_clip(dtype, uniform, limit):
     with mode(dtype):
         grads = examples(dtype)
         mine, my_counts = ours.per_example_layer_norm_clip(grads, limit, uniform)
-        call = jax.jit(peer.per_example_layer_norm_clip, static_argnums=(1, 2))
-        their, their_counts = call(grads, limit, uniform)
+        their, their_counts = compiled("per_example_layer_norm_clip", uniform=uniform)(grads, limit)
     elements = {name: leaf[0].size for name, leaf in grads.items()}
     total = sum(elements.values())
     for name, leaf in grads.items():
@@ -204,6 +214,17 @@ def test_chain_takes_the_same_steps():
         assert_matches(my_leaf, their_leaf, tolerance("float32", 73, peer_ulps=6.0), "float32")
 
 
+def clip_adaptively(library, axis, updates, params):
+    transformation = library.adaptive_grad_clip(0.1, axis=axis)
+    return transformation.update(updates, transformation.init(params), params)[0]
+
+
+@cache
+def adaptively_clipped(library, axis):
+    """Return the same, compiled once for all dtypes that are tested with it."""
+    return jax.jit(partial(clip_adaptively, library, axis))
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("axis", [None, (0, 1)], ids=["layouts", "axis"])
 def test_adaptive_grad_clip_within_four_units_in_the_last_place(dtype, axis):
@@ -216,17 +237,17 @@ def test_adaptive_grad_clip_within_four_units_in_the_last_place(dtype, axis):
 
     params, updates = (list(map(drawn, shapes)) for _ in range(2))
 
-    def clipped(library, of, dtype):
-        """Return the updates clipped, eagerly by `of` that does nothing, or compiled."""
-        given = [[jnp.asarray(x, dtype) for x in tree] for tree in (updates, params)]
-        transformation = library.adaptive_grad_clip(0.1, axis=axis)
-        return numbers(of(lambda u, p: transformation.update(u, transformation.init(p), p)[0])(*given))
+    def given(dtype):
+        return [[jnp.asarray(x, dtype) for x in tree] for tree in (updates, params)]
 
     with jax.enable_x64(True):
-        exact = clipped(peer, jax.jit, jnp.float64)
+        exact = numbers(adaptively_clipped(peer, axis)(*given(jnp.float64)))
     with mode(dtype):
-        mine = [clipped(ours, of, DTYPES[dtype]) for of in (lambda f: f, jax.jit)]
-        theirs = clipped(peer, jax.jit, jnp.float64 if dtype == "float64" else jnp.float32)
+        mine = [
+            numbers(of(*given(DTYPES[dtype])))
+            for of in (partial(clip_adaptively, ours, axis), adaptively_clipped(ours, axis))
+        ]
+        theirs = numbers(adaptively_clipped(peer, axis)(*given(jnp.float64 if dtype == "float64" else jnp.float32)))
     for results in mine:
         for result, expected, their, old in zip(results, exact, theirs, updates, strict=True):
             assert result.dtype == old.dtype
