@@ -25,7 +25,16 @@ def pytest_collectstart(collector):
 
 
 def pytest_collection_finish():
-    """Let garbage collections pass over what was there before the tests: frameworks, and thousands of tests."""
+    _pass_over_what_is_there()
+
+
+def pytest_runtest_teardown(item, nextitem):
+    if nextitem is None or nextitem.path != item.path:
+        _pass_over_what_is_there()
+
+
+def _pass_over_what_is_there():
+    """Let garbage collections look at what is new only, not at frameworks and what other files' tests have compiled."""
     gc.collect()
     gc.freeze()
 
