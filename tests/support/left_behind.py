@@ -36,7 +36,6 @@ def of_torch(torch):
         "PyTorch's gradients": torch.is_grad_enabled(),
         "PyTorch's threads": torch.get_num_threads(),
         "PyTorch's determinism": torch.are_deterministic_algorithms_enabled(),
-        "PyTorch's clipping": (torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad_value_),
         "PyTorch's processes": torch.distributed.is_available() and torch.distributed.is_initialized(),
     }
 
