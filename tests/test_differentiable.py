@@ -74,6 +74,13 @@ def test_prefixes_with_thresholds_of_all_kinds():
         assert (all_bits(clipped[name]), bits(norms[name])) == (all_bits(result), bits(norm))
 
 
+def test_a_threshold_is_not_rounded_to_the_dtype_of_another():
+    tree = {"a": jnp.ones(2), "b": jnp.array([1e9])}
+    clip = jax.jit(lambda t, c, n: gradclip.clip_by_layer_norm(t, {"a": c, "b": n})[0])
+    clipped = clip(tree, jnp.float16(0.5), jnp.int32(100_000))  # which is infinity in float16
+    assert float(clipped["b"][0]) == pytest.approx(100_000, rel=1e-6)
+
+
 def test_rows_under_vmap():
     tree = tree_of(["float32", "float16"])
     rows = jax.tree.map(lambda x: jnp.stack([x, x * 0.5, x * 20]), tree)

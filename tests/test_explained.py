@@ -38,7 +38,7 @@ def test_examples_are_ranked_with_their_layers(make, size):
     first, second, third, last = found.examples
     assert first.norm == pytest.approx(math.hypot(25.0, 0.5))
     assert [(layer.name, layer.norm) for layer in second.layers] == [("w", 5.0), ("b", 1.0)]
-    assert second.layers[0].share == pytest.approx(25 / 26)
+    assert [layer.share for layer in second.layers] == pytest.approx([25 / 26, 1 / 26])
     assert [(layer.name, layer.norm, layer.share) for layer in third.layers] == [("b", 4.0, 1.0), ("w", 0.0, 0.0)]
     assert (last.norm, last.loss) == pytest.approx((math.hypot(2.0, 2.0), 2.0))
     median = (math.hypot(5.0, 1.0) + 4.0) / 2

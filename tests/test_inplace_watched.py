@@ -115,6 +115,14 @@ def test_a_call_that_raises_records_nothing():
     assert monitor.steps == 0
 
 
+def test_a_call_that_raises_because_gradients_are_not_finite_is_a_spike_with_its_layers():
+    monitor = gradclip.Monitor(layers_every=1)
+    with pytest.raises(FloatingPointError):
+        gradclip.clip_grad_norm_({"a": np.ones(1), "w": np.array([np.nan])}, 1.0, nonfinite="raise", monitor=monitor)
+    (spike,) = monitor.spikes
+    assert (spike.step, spike.raised, [layer.name for layer in spike.layers]) == (1, True, ["w", "a"])
+
+
 def test_policies():
     monitor = gradclip.Monitor(layers_every=1)
     for policy in ("propagate", "skip", "zero"):

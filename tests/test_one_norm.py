@@ -8,6 +8,7 @@ import torch
 import gradclip
 from gradclip import ordinary
 from gradclip.core.decision import Clipping
+from gradclip.core.each_norm import EachNorm, Names
 from gradclip.core.holders import ALONE
 from gradclip.core.nonfinite import PROPAGATE
 from gradclip.core.norms import Order
@@ -31,6 +32,17 @@ def test_ordinary_gradients():
     assert list(each.names) == ["w", "b"]
     np.testing.assert_allclose(each.norms, [5.0, 12.0])
     np.testing.assert_allclose(parameters["b"].grad, [6.0], rtol=1e-6)
+
+
+def test_names_are_those_of_the_gradients_that_are_there():
+    names = Names()
+    parameters = {name: torch.nn.Parameter(torch.zeros(1, dtype=torch.float64)) for name in "abc"}
+    for lacking, expected in (("c", ["a", "b"]), ("b", ["a", "c"]), ("a", ["b", "c"])):
+        for name, parameter in parameters.items():
+            parameter.grad = None if name == lacking else torch.tensor([1.0], dtype=torch.float64)
+        params, each = ParameterList.of(parameters), EachNorm(names)
+        assert clip_each(ordinary.gradients(params.parameters), 6.5, Order(2.0), params, each) == math.sqrt(2.0)
+        assert list(each.names) == expected
 
 
 def test_all_others():

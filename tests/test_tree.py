@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradclip.tree import flatten
+from gradclip.tree import dotted, flatten
 
 
 def test_leaves_come_in_order_and_none_is_no_leaf():
@@ -51,3 +51,8 @@ def test_split_by_a_prefix():
     assert prefix.rebuild(["p", "q"]) == {"a": "p", "b": ("q", None)}
     with pytest.raises(ValueError, match="prefix of the tree"):
         flat.split_by({"a": [1.0], "b": 2.0})
+
+
+def test_short_names_that_become_equal_are_numbered():
+    assert dotted(("['a'][0]", "['a.0']", "['a']['0']", "")) == ("a.0", "a.0 (2)", "a.0 (3)", "all")
+    assert dotted(("['a (2)']", "['a']", ".a")) == ("a (2)", "a", "a (3)")

@@ -1,3 +1,5 @@
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,6 +50,17 @@ def test_skip_makes_zeros(framework):
     assert not np.isfinite(norm)
     assert clipped["a"].tolist() == [0.0] * 4
     assert clipped["b"].tolist() == [0.0]
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_skip_makes_zeros_under_an_infinite_threshold(framework, bad):
+    tree = {"a": framework.array([bad, 1.0]), "b": framework.array([2.0, 3.0])}
+    every = framework.call(lambda t: gradclip.clip_by_global_norm(t, math.inf, nonfinite="skip")[0], tree)
+    alone = framework.call(lambda t: gradclip.clip_by_layer_norm(t, math.inf, nonfinite="skip")[0], tree)
+    units = framework.call(lambda t: gradclip.clip_by_unit_norm(t, math.inf, nonfinite="skip")[0], tree)
+    assert [framework.to_numpy(x).tolist() for x in every.values()] == [[0.0, 0.0], [0.0, 0.0]]
+    assert [framework.to_numpy(x).tolist() for x in alone.values()] == [[0.0, 0.0], [2.0, 3.0]]
+    assert [framework.to_numpy(x).tolist() for x in units.values()] == [[0.0, 0.0], [2.0, 3.0]]
 
 
 @pytest.mark.parametrize("nonfinite", ["propagate", "zero", "skip"])

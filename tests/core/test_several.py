@@ -158,3 +158,13 @@ def test_a_layer_without_a_leaf_has_norm_0():
         _, norms = gradclip.clip_by_layer_norm(tree, {"a": 1.0, "b": 1.0})
     assert (norms["a"].dtype, norms["b"].dtype) == (np.float64, np.float32)
     assert (norms["a"], norms["b"]) == (5.0, 0.0)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_norm_that_equals_its_threshold_is_kept_beside_others(dtype):
+    tree = [np.array(x, dtype) for x in ([3.0, 4.0], [6.0, 8.0], [0.3, 0.4], [30.0, 40.0])]
+    kept, _ = gradclip.clip_by_layer_norm(tree, [5.0, 10.0, 1.0, 25.0])
+    assert [x.tolist() for x in kept[:3]] == [x.tolist() for x in tree[:3]]
+    below, _ = gradclip.clip_by_layer_norm(tree, [math.nextafter(5.0, 0.0), 10.0, 1.0, 25.0])
+    assert below[0].tolist() != tree[0].tolist()
+    assert below[1].tolist() == tree[1].tolist()

@@ -109,6 +109,14 @@ def different_arguments():
         params,
         told=True,
     )
+    for name in ("clipping", "eps"):
+        refused_by_all(
+            ValueError,
+            f"{name} is 0.25 on ranks 0, 2, 0.5 on rank 1",
+            lambda: gradclip.adaptive_grad_clip_(params, **{name: 0.5 if HERE else 0.25}),  # noqa: B023
+            params,
+            told=True,
+        )
 
 
 def thresholds_that_differ_far_down():

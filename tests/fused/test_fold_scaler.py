@@ -6,6 +6,7 @@ from unittest import mock
 import pytest
 import torch
 
+import gradclip
 from gradclip.integrations.torch import fold_into
 
 INPUT = torch.tensor([3.0, 4.0])
@@ -138,3 +139,14 @@ def test_a_scaler_that_is_switched_off():
     fold_into(optimizer, 1.0)
     stepped(torch.amp.GradScaler("cpu", enabled=False), weight, optimizer)
     torch.testing.assert_close(weight.detach(), torch.tensor([-0.6, -0.8]))
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+def test_a_monitor_is_told_that_the_scaler_skipped_the_step(unscale):
+    weight, optimizer = descent()
+    monitor = gradclip.Monitor()
+    fold_into(optimizer, 1.0, monitor=monitor)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for values in (INPUT, torch.tensor([math.inf, 1.0]), INPUT):
+        stepped(scaler, weight, optimizer, values, unscale=unscale)
+    assert [(step.finite, step.skipped) for step in monitor.records] == [(True, False), (False, True), (True, False)]

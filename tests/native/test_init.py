@@ -6,7 +6,7 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 import gradclip
-from gradclip.native import kernels
+from gradclip.native import default_threads, kernels
 
 try:
     from numpy._core._multiarray_umath import __cpu_features__ as processor
@@ -104,3 +104,19 @@ def test_the_status_cannot_be_changed_and_reads_as_a_sentence():
     assert str(gradclip.NativeStatus(True, "avx2", ("baseline", "avx2"), None)) == "avx2"
     with pytest.raises(FrozenInstanceError):
         status.available = True
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"), [("3", 3), (" 5 ", 5), ("4,2", 4), ("2 , 1", 2), ("007", 7), ("1" * 5000, 9999)]
+)
+def test_as_many_threads_as_openmp_would_take(monkeypatch, asked, expected):
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    assert default_threads.__wrapped__() == expected
+
+
+@pytest.mark.parametrize("asked", ["", "0", "00", "-1", "many", "1.5", ",2", "\u0663"])
+def test_what_is_no_number_of_threads_does_not_count(monkeypatch, asked):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    usual = default_threads.__wrapped__()
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    assert default_threads.__wrapped__() == usual

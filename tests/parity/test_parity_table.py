@@ -1,8 +1,10 @@
 """The table of parity: made again, quickly, and compared with what is committed."""
 
+import os
 import re
 from collections import Counter
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -13,6 +15,12 @@ DIFFERENCES = Path(__file__).parents[2] / "docs" / "differences.md"
 COMMITTED = record.read()
 LIBRARIES = [name for name in run.MODULES if name != "Lucid"]
 FEW_INPUTS = 40
+
+
+@pytest.fixture(autouse=True)
+def _variables_of_the_libraries_are_gone_afterwards():
+    with mock.patch.dict(os.environ):
+        yield
 
 
 def different(name):

@@ -74,3 +74,10 @@ def test_an_empty_batch_has_nothing_to_repeat(name):
     for settings in SETTINGS:
         clipped = gradclip.clipped_grad(lambda w, x: (w * x)[0, 0] + (w * x)[0, 1], 1.0, **settings)
         assert np.asarray(clipped(make(np.ones(2, "f")), make(ROWS[:0]))).tolist() == [0.0, 0.0]
+
+
+def test_examples_that_do_not_count_hide_none_after_them_in_later_microbatches():
+    x, mask = torch.tensor([[1.0], [2.0], [4.0], [8.0], [16.0]]), torch.tensor([False, True, False, False, True])
+    for size in (1, 2, 3):
+        summed = gradclip.clipped_grad(lambda p, x: (p * x).sum(), 100.0, microbatch_size=size)
+        assert summed(torch.zeros(1), x, mask=mask).tolist() == [18.0]

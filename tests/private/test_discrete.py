@@ -12,6 +12,7 @@ from gradclip.private import discrete
 from gradclip.private.discrete import EXACT, gaussian, processors, with_discrete_gaussian
 
 
+@pytest.mark.every_case  # what is put back in order takes several pieces and several threads
 @pytest.mark.parametrize("threads", [1, 2, 3, 50, None])
 @pytest.mark.parametrize("size", [0, 1, 3, 4, 6, 7, 100])
 def test_every_element_gets_its_own_noise(threads, size, monkeypatch):

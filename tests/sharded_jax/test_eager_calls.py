@@ -52,3 +52,14 @@ def test_complex_numbers_beyond_the_range_of_squares():
         (x,) = (jax.device_put(np.full(8, 1e300 + 1e300j), NamedSharding(mesh_of((8,), AxisType.Auto), P("x"))),)
         assert float(gradclip.global_norm(x)) == pytest.approx(4e300)
         assert kept_by(lambda: gradclip.clip_by_global_norm(x, 1.0), 5)[0] == 0
+
+
+@pytest.mark.parametrize("method", ["loop", "materialize"])
+def test_a_program_that_is_found_by_its_text_is_that_of_the_device(method):
+    rows = np.arange(8, dtype=np.float32).reshape(2, 4)
+    scale = np.full(1, 2.0)  # float64, which no key holds
+    clipped = gradclip.clipped_grad(lambda w, x, s: (x @ w).sum() * s[0], 0.5, method=method, batch_argnums=1)
+    for device in [*jax.devices()[:2], *jax.devices()[:2]]:
+        w, x = (jax.device_put(one, device) for one in (jnp.ones(4), rows))
+        found = clipped(w, x, scale)
+        assert found.devices() == {device}

@@ -50,6 +50,13 @@ def test_what_is_not_finite_shows_beside_any_magnitude(ord, beside):
     assert norm_of(jnp.zeros(3)) == 0.0
 
 
+def test_the_smallest_magnitude_shows_what_is_not_finite():
+    norm_of = jax.jit(lambda x: gradclip.global_norm(x, -math.inf))
+    assert norm_of(jnp.array([-3.0, 2.0])) == 2.0
+    for number in (math.inf, -math.inf, math.nan):
+        assert not math.isfinite(norm_of(jnp.array([2.0, number])))
+
+
 def test_rows_of_any_magnitude():
     x = np.array([[3e-200, 4e-200], [3.0, 4.0], [3e200, 4e200], [0.0, 0.0], [1.0, math.nan]])
     norms = jax.jit(lambda x: gradclip.per_example_clip(x, 1.0)[1].norms)(jnp.asarray(x))
