@@ -21,8 +21,8 @@ FAILED_PART = re.compile(r"^ *\d+ s  (.+): FAILED$", re.M)
 OTHER_ENVIRONMENTS = {"tests/trainers": "make trainers", "tests/site": "make docs", "tests/parity/lucid": "make lucid"}
 
 
-def git(*arguments, folder=ROOT):
-    return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+def git(*arguments, folder=None):
+    return subprocess.run(["git", *arguments], cwd=folder or ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def clone(folder):
