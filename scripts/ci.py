@@ -22,7 +22,9 @@ OTHER_ENVIRONMENTS = {"tests/trainers": "make trainers", "tests/site": "make doc
 
 
 def git(*arguments, folder=None):
-    return subprocess.run(["git", *arguments], cwd=folder or ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        ["git", *arguments], cwd=folder or ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def clone(folder):
