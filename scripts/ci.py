@@ -67,13 +67,12 @@ def told(status, output):
     """Return what failed and how to repeat it, in few lines."""
     if status == 0:
         return ["Everything passed."]
+    parts = [f"failed: {part}" for part in FAILED_PART.findall(output)]
     tests = list(dict.fromkeys(FAILED_TEST.findall(output)))
-    parts = FAILED_PART.findall(output)
-    lines = [f"{test}\n  {repeat(test)}" for test in tests] or [f"failed: {part}" for part in parts]
-    lines = "\n".join(lines or [f".ci/run ended with status {status}"]).splitlines()
-    if len(lines) > MOST_LINES:
-        lines[MOST_LINES - 1 :] = [f"and {len(tests) - (MOST_LINES - 1) // 2} more tests"]
-    return lines
+    room = (MOST_LINES - len(parts) - 1) // 2
+    shown = [line for test in tests[:room] for line in (test, f"  {repeat(test)}")]
+    more = [f"and {len(tests) - room} more tests"] if len(tests) > room else []
+    return [*parts, *shown, *more] or [f".ci/run ended with status {status}"]
 
 
 def main(folder=None):

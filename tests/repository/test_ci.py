@@ -45,7 +45,8 @@ def test_what_fails(project, tmp_path, capfd):
     project(FAILS)
     assert ci.main(tmp_path / "clone") == 1
     output = capfd.readouterr().out.splitlines()
-    assert output[-2:] == [
+    assert output[-3:] == [
+        "failed: make every-test",
         "tests/test_a.py::test_b[x - y]",
         "  .venv/bin/python -m pytest 'tests/test_a.py::test_b[x - y]'",
     ]
@@ -72,9 +73,11 @@ def test_how_a_test_is_repeated(test, command):
 
 
 def test_many_failures_take_few_lines():
-    lines = ci.told(1, "".join(f"FAILED tests/test_a.py::test_{i} - no\n" for i in range(30)))
-    assert len(lines) == ci.MOST_LINES
-    assert lines[-1] == "and 26 more tests"
+    parts = "   3 s  make look: FAILED\n   9 s  make every-test: FAILED\n"
+    lines = ci.told(1, "".join(f"FAILED tests/test_a.py::test_{i} - no\n" for i in range(30)) + parts)
+    assert len(lines) == 9 <= ci.MOST_LINES
+    assert lines[:3] == ["failed: make look", "failed: make every-test", "tests/test_a.py::test_0"]
+    assert lines[-1] == "and 27 more tests"
 
 
 @pytest.mark.parametrize(
