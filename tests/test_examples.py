@@ -223,13 +223,9 @@ def in_a_process_of_its_own(arguments):
 def has_ended(group, seconds=30):
     """Say whether nothing of a process group is left over, which may take a while to end behind the first process."""
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return True
+    while processes.runs(group) and time.monotonic() < end:
         time.sleep(0.05)
-    return False
+    return not processes.runs(group)
 
 
 def in_forks(world, command):

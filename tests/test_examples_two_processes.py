@@ -1,11 +1,12 @@
 """Arrays over two processes: after a timeout no process is left over."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from processes import runs
 
 pytestmark = pytest.mark.slow
 EXAMPLE = Path(__file__).parents[1] / "examples" / "jax_two_processes.py"
@@ -19,14 +20,6 @@ def ended(*arguments):
     ) as process:
         printed, errors = process.communicate(timeout=120)
     return process.returncode, printed, errors, runs(process.pid)
-
-
-def runs(group):
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 @pytest.mark.parametrize("arguments", [["--timeout", "0.5"], ["--processes", "1", "--timeout", "0.5"]], ids=str)

@@ -62,6 +62,15 @@ def end(*, at_once=False):
 atexit.register(end, at_once=True)
 
 
+def runs(group):
+    """Say whether any process of a group is left."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def run(world, script, *arguments, timeout=60, settings=None):
     """Run `script` in `world` processes, and return how each ended. Raises TimeoutError where one is not done.
 
