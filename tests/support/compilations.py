@@ -30,7 +30,6 @@ def kept_by(call, times):
     for _ in range(3):  # the second call may compile what the first did not need
         call()
     gc.collect()
-    gc.freeze()  # later collections need not pass over what was there before
     held = resident()
     compiled = sum(compiled_in(call) for _ in range(times))
     gc.collect()

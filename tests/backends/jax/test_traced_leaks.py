@@ -1,6 +1,5 @@
 """JAX's own check that no traced array outlives its trace, on every public function."""
 
-import gc
 from types import SimpleNamespace
 
 import jax
@@ -38,13 +37,6 @@ FUNCTIONS = {
         BATCH,
     ),
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def passed_over():
-    """Let the check's many garbage collections pass over what other tests have left; what leaks here is younger."""
-    gc.collect()
-    gc.freeze()
 
 
 def total(function):
