@@ -1,15 +1,11 @@
 import json
-import math
 import sys
 from itertools import product
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from gradclip.cli.commands import app
-from gradclip.demo.run import _write_report
-from gradclip.demo.training import Curves, Parameters
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 WRITTEN = {"demo.png", "report.html", "results.json"}
@@ -21,9 +17,9 @@ def run(*arguments):
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    """A demo of a few steps, with more seeds and rates than one. The threshold clips some; the last rate diverges."""
+    """A demo of a few steps, with more seeds and rates than one and a threshold that clips some steps."""
     out = tmp_path_factory.mktemp("demo") / "new" / "folder"
-    return run("demo", "--steps", 7, "--seeds", 2, "--rates", "0.01,0.1,3e38", "--max-norm", 0.9, "--out", out), out
+    return run("demo", "--steps", 7, "--seeds", 2, "--rates", "0.01,0.1", "--max-norm", 0.9, "--out", out), out
 
 
 def results(demo):
@@ -66,30 +62,17 @@ def test_demo_writes_every_number(demo):
     assert found["settings"] == {
         "steps": 7,
         "seeds": 2,
-        "rates": [0.01, 0.1, 3e38],
+        "rates": [0.01, 0.1],
         "max_norm": 0.9,
         "out": str(demo[1]),
     }
     kinds = ("none", "fixed", "adaptive")
-    assert [(one["clipping"], one["rate"]) for one in found["runs"]] == list(product(kinds, (0.01, 0.1, 3e38)))
+    assert [(one["clipping"], one["rate"]) for one in found["runs"]] == list(product(kinds, (0.01, 0.1)))
     for one in found["runs"]:
         assert len(one["test_accuracy"]) == len(one["clipped_share"]) == len(one["diverged"]) == 2
-    none, fixed, _ = found["runs"][::3]
+    none, fixed, _ = found["runs"][::2]
     assert none["clipped_share"] == [0, 0]
     assert min(fixed["clipped_share"]) > 0
-
-
-def test_divergence_is_reported(demo):
-    runs = results(demo)["runs"][:3]
-    assert [one["diverged"] for one in runs] == [[False, False], [False, False], [True, True]]
-    assert runs[-1]["test_accuracy"] == [0, 0]
-
-
-def test_a_run_that_diverged_has_a_report_too(tmp_path):
-    bad = np.full((1, 3), math.nan)
-    curves = Curves(bad, bad, np.full((1, 3), math.inf), Parameters(*[bad] * 5), np.zeros(1))
-    page = _write_report(curves, 3e38, tmp_path / "report.html").read_text()
-    assert "learning rate 3e+38" in page
 
 
 def test_a_file_in_the_place_of_the_folder_is_refused_and_kept(tmp_path):

@@ -1,13 +1,18 @@
-"""Training with and without clipping: the same where nothing is clipped."""
+"""Training with and without clipping: the same where nothing is clipped, and told where it diverges."""
 
+import json
 import math
 from functools import cache
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from gradclip.cli.commands import app
 from gradclip.demo.settings import DemoSettings
 from gradclip.demo.training import trainer
+
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 @cache
@@ -39,3 +44,13 @@ def test_the_norms_of_the_layers_make_up_the_norm():
     curves = trained("none")
     squares = sum(np.square(norms.astype(np.float64)) for norms in curves.layers)
     np.testing.assert_allclose(np.sqrt(squares), curves.norms, rtol=1e-6)
+
+
+def test_divergence_is_reported_and_drawn(tmp_path):
+    arguments = ["demo", "--steps", "6", "--seeds", "1", "--rates", "3e38", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    none = json.loads((tmp_path / "results.json").read_text())["runs"][0]
+    assert none["diverged"] == [True]
+    assert none["test_accuracy"] == [0]
+    assert (tmp_path / "demo.png").read_bytes().startswith(PNG_SIGNATURE)
