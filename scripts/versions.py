@@ -47,6 +47,7 @@ def newest():
     others = [re.sub("==[^;]+", "", line) for line in tested if not line.startswith(("gradclip", "torch"))]
     pip_install(python, "--upgrade", TORCH, *others, *CORE, ".[demo,private]", GRADCLIP_REQUIRE_NATIVE="1")
     subprocess.run([str(python), "-m", "pip", "list"], check=True)
+    run_native_tests(python, "-q")
     workers = ["--numprocesses", "2", "--dist", "worksteal"]
     run_pytest(python, *workers, "-m", "quick and not gpu", "tests", *IGNORED)
 
