@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-CHEAP, DEAR = 0.5, 2.0
+CHEAP, DEAR = 0.3, 1.0
 TIMES = Path(__file__).parents[1] / "times.json"
 # Of these no case may be passed over.
 EVERY_CASE_IN = ("tests/exact/", "tests/native/")
