@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch._dynamo.testing
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gradclip
 from gradclip.integrations.torch import clip_grads_with_norm_
@@ -92,3 +93,22 @@ def test_a_threshold_that_changes_is_compiled_twice(name):
         assert float(found.double().norm()) >= threshold * (1 - 1e-5)
         made.append(counts.frame_count)
     assert made[1:] == [made[1]] * 11
+
+
+def test_a_tensor_of_one_element_shares_no_compiled_multiplication():
+    """PyTorch's compiler for GPUs may compute the coefficient where others of the same kernel do not see it."""
+    shared = []
+
+    def backend(graph, _):
+        for node in graph.graph.nodes:
+            if "_foreach_mul" in str(node.target):
+                shared.append([list(x.meta["example_value"].shape) for x in node.args[0]])
+        return graph.forward
+
+    torch.compiler.reset()
+    call = torch.compile(gradclip.clip_by_global_norm, backend=backend, fullgraph=True)
+    with FakeTensorMode():
+        tree = [torch.ones(shape, device="cuda") for shape in [(7, 4), (), (3,), (1, 1)]]
+        clipped, _ = call(tree, torch.ones((), dtype=torch.float64, device="cuda"))
+    assert sorted(shared) == [[[]], [[1, 1]], [[7, 4], [3]]]
+    assert [x.shape for x in clipped] == [x.shape for x in tree]

@@ -77,7 +77,10 @@ class MultiTensor:
         for (_, dtype), kind in found.items():
             of_dtype[dtype] += sum([counts[index] for index in kind])
         elements = {_FORMATS[dtype]: of_dtype[dtype] for dtype in _FORMATS if dtype in of_dtype}
-        return cls(list(found.values()), elements, max(counts), any_complex)
+        kinds = list(found.values())
+        if torch.compiler.is_compiling() and not tensors[0].is_cpu:
+            kinds = [part for kind in kinds for part in _compiled(kind, counts)]
+        return cls(kinds, elements, max(counts), any_complex)
 
     def norms(
         self, arrays: Arrays, p: float, device: torch.device, divisor: torch.Tensor | None = None
@@ -168,6 +171,16 @@ class MultiTensor:
 def ordinary(tensors: Sequence[Any]) -> bool:
     """Say whether all are plain dense PyTorch tensors (or fake ones) with every element stored."""
     return set(map(type, tensors)) <= KNOWN and all(map(_is_ordinary, tensors))
+
+
+def _compiled(kind: list[int], counts: Sequence[int]) -> list[list[int]]:
+    """Give each tensor of one element a list of its own.
+
+    PyTorch's compiler for GPUs, 2.11 and 2.13, may compute the coefficient in the kernel of such a tensor's product, and
+    not for the other products of that kernel, which read it.
+    """
+    several = [index for index in kind if counts[index] != 1]
+    return [*([several] if several else []), *([index] for index in kind if counts[index] == 1)]
 
 
 def _is_ordinary(x: torch.Tensor) -> bool:
