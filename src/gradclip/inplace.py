@@ -167,8 +167,8 @@ def clip_grad_norm_(
         FloatingPointError: with `nonfinite="raise"`, the gradients contain NaN or infinity.
 
     After an error, the gradients are unchanged. If the norm is at most `max_norm`, nothing is written. On an
-    accelerator, the call does not wait for the device (except with `nonfinite="raise"`), so it always writes;
-    kernels for GPUs (`GRADCLIP_GPU_KERNELS=1`) write only what changes.
+    accelerator, the call does not wait for the device (except with `nonfinite="raise"`), so it always writes.
+    Kernels for GPUs of gradclip's own write only what changes.
 
     >>> from types import SimpleNamespace
     >>> import numpy as np

@@ -30,7 +30,14 @@ def installed(monkeypatch, release):
 def test_the_variable_switches_them(monkeypatch, setting, wanted):
     monkeypatch.setenv("GRADCLIP_GPU_KERNELS", setting)
     assert gpu_switch.wanted() is wanted
-    assert gpu_switch.status_text().startswith("off; set" if not wanted else "o")
+    assert gpu_switch.status_text().startswith(f"off by GRADCLIP_GPU_KERNELS={setting}") is not wanted
+
+
+@pytest.mark.parametrize("default", [True, False])
+def test_they_are_on_where_the_device_is_known(monkeypatch, default):
+    monkeypatch.delenv("GRADCLIP_GPU_KERNELS", raising=False)
+    assert gpu_switch.wanted(default) is default
+    assert gpu_switch.wanted() is True
 
 
 @pytest.mark.parametrize(

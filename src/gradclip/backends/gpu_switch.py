@@ -5,14 +5,13 @@ from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 
 VARIABLE = "GRADCLIP_GPU_KERNELS"
-ON_BY_DEFAULT = False
 _OLDEST = (3, 4)  # older releases of Triton pass numbers as float32
 _NAMES = ("triton", "pytorch-triton", "pytorch-triton-rocm")  # of what installs it
 
 
-def wanted() -> bool:
-    """Say whether the kernels are switched on."""
-    asked = os.environ.get(VARIABLE, "1" if ON_BY_DEFAULT else "0")
+def wanted(default: bool = True) -> bool:
+    """Say whether the kernels are switched on, or what to assume if nobody says."""
+    asked = os.environ.get(VARIABLE, "1" if default else "0")
     return asked.strip().lower() not in ("", "0", "false", "no", "off")
 
 
@@ -30,7 +29,7 @@ def lacking() -> str:
 def status_text() -> str:
     """Return one line that says whether PyTorch's gradients on a GPU are clipped by the kernels."""
     if not wanted():
-        return f"off; set {VARIABLE}=1 to use them"
+        return f"off by {VARIABLE}={os.environ[VARIABLE]}"
     return f"off: {lacking()}" if lacking() else f"on, by Triton {_release()}"
 
 

@@ -169,13 +169,16 @@ def test_a_device_that_triton_cannot_compile_for_is_left_to_others(launched, mon
     launches._works.cache_clear()
 
 
-@pytest.mark.parametrize("setting", ["0", None])
-def test_they_are_switched_off(monkeypatch, setting):
+@pytest.mark.parametrize(
+    ("setting", "hip", "on"), [("0", None, False), (None, None, True), (None, "6.4", False), ("1", "6.4", True)]
+)
+def test_they_are_on_by_default_but_on_amd(monkeypatch, setting, hip, on):
     with switched(TRITON_INTERPRET="1"):
+        monkeypatch.setattr(torch.version, "hip", hip)
         monkeypatch.delenv(gpu_switch.VARIABLE, raising=False)
         if setting is not None:
             monkeypatch.setenv(gpu_switch.VARIABLE, setting)
-        assert launches.can_launch(torch.device("cpu")) is (setting is None and gpu_switch.ON_BY_DEFAULT)
+        assert launches.can_launch(torch.device("cpu")) is on
 
 
 def test_what_is_lacking_is_said_once(monkeypatch):

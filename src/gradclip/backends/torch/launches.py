@@ -44,7 +44,8 @@ _MOST_TABLES = 32
 
 def kernels() -> ModuleType | None:
     """Return the kernels; None if they are switched off or cannot run here."""
-    return _imported() if gpu_switch.wanted() else None
+    # Nobody has tried them on AMD's GPUs yet.
+    return _imported() if gpu_switch.wanted(default=torch.version.hip is None) else None
 
 
 @lru_cache(maxsize=1)

@@ -176,7 +176,7 @@ def ordinary(tensors: Sequence[Any]) -> bool:
 def _compiled(kind: list[int], counts: Sequence[int]) -> list[list[int]]:
     """Give each tensor of one element a list of its own.
 
-    PyTorch's compiler for GPUs, 2.11 and 2.13, may compute the coefficient in the kernel of such a tensor's product, and
+    PyTorch's compiler for GPUs (2.11, 2.13) may compute the coefficient in the kernel of such a tensor's product, and
     not for the other products of that kernel, which read it.
     """
     several = [index for index in kind if counts[index] != 1]
