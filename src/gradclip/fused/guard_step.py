@@ -11,6 +11,7 @@ from gradclip.adaptive.holder import AdaptiveNorm
 from gradclip.distributed.processes import ONE_PROCESS, processes_of
 from gradclip.fused import guard_calls
 from gradclip.fused.clipped_before import own_thresholds
+from gradclip.fused.closures import Closure, with_closure
 from gradclip.fused.guard_calls import ClipCall
 from gradclip.fused.guard_judge import Facts, judged
 from gradclip.fused.guard_settings import Handle, Settings, as_number, seems_a_handle
@@ -115,21 +116,24 @@ class StepGuard:
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Look before the step; if a closure computes the gradients, after its first call."""
         self.steps += 1
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if closure is None:
+
+        def wrapped(closure: Closure) -> Closure:
+            arrived = False
+
+            def looked_after(*given: Any, **named: Any) -> Any:
+                nonlocal arrived
+                loss = closure(*given, **named)
+                if not arrived:
+                    arrived = True
+                    self._arrived(closure=True)
+                return loss
+
+            return looked_after
+
+        found = with_closure(args, kwargs, wrapped)
+        if found is None:
             self._arrived(closure=False)
-            return None
-        arrived = False
-
-        def looked_after() -> Any:
-            nonlocal arrived
-            loss = closure()
-            if not arrived:
-                arrived = True
-                self._arrived(closure=True)
-            return loss
-
-        return (args[0],), {**kwargs, "closure": looked_after}
+        return found
 
     def _arrived(self, *, closure: bool) -> None:
         """Take note of what the step gets, and look at it if it is time."""

@@ -3,7 +3,7 @@
 import copy
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from gradclip.adaptive.holder import AdaptiveNorm
 from gradclip.fused.clipped_before import ClippedBefore
+from gradclip.fused.closures import Closure, with_closure
 from gradclip.fused.step import Request
 from gradclip.fused.step_parts import StepPart, left_of_all
 from gradclip.monitor.monitor import Monitor
@@ -131,22 +132,19 @@ class StepClipping:
 
     def _begin(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Clip before the update; if a closure computes the gradients, clip after the closure, at each call of it."""
-        positional = len(args) > 1 and callable(args[1])
-        closure: Callable[[], Any] | None = args[1] if positional else kwargs.get("closure")
-        if closure is None:
-            self._clip_alone(optimizer, kwargs)
-            return None
 
-        def clipped_after() -> Any:
-            loss = closure()
-            self._clip_alone(optimizer, kwargs)
-            return loss
+        def wrapped(closure: Closure) -> Closure:
+            def clipped_after(*given: Any, **named: Any) -> Any:
+                loss = closure(*given, **named)
+                self._clip_alone(optimizer, kwargs)
+                return loss
 
-        return (
-            ((args[0], clipped_after, *args[2:]), kwargs)
-            if positional
-            else (args, {**kwargs, "closure": clipped_after})
-        )
+            return clipped_after
+
+        found = with_closure(args, kwargs, wrapped)
+        if found is None:
+            self._clip_alone(optimizer, kwargs)
+        return found
 
     def _clip_alone(self, optimizer: Optimizer, kwargs: Mapping[str, Any]) -> None:
         """Clip, and warn if the gradients were clipped before."""
