@@ -91,3 +91,13 @@ def test_functional_calls_and_norms_are_not(heard):
     gradclip.clip_by_global_norm(np.ones(3), 1.0)
     gradclip.grad_norm([weight()])
     assert heard == []
+
+
+def test_one_that_stops_listening_keeps_no_other_from_hearing(heard):
+    def once(call):
+        announced.listeners.remove(once)
+
+    announced.listeners.insert(0, once)
+    gradclip.clip_grad_norm_([weight()], 1.0)
+    assert once not in announced.listeners
+    assert len(heard) == 1

@@ -44,6 +44,6 @@ def _told(function: Callable[..., R], names: Sequence[str], args: tuple[Any, ...
         given["parameters"] = parameters = list(parameters) or parameters
         args, kwargs = ((parameters, *args[1:]), kwargs) if args else ((), {**kwargs, "parameters": parameters})
     result = function(*args, **kwargs)
-    for listener in listeners:
+    for listener in tuple(listeners):  # one may stop listening when it is called
         listener(Call(function.__name__, given, result))
     return result
