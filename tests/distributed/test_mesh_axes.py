@@ -17,8 +17,7 @@ FLAGS = [
 ]
 
 
-# Two processes, since most of a short run is their start.
-@pytest.mark.parametrize("files", [FILES[::2], FILES[1::2]], ids=["even", "odd"])
+@pytest.mark.parametrize("files", [FILES[start::4] for start in range(4)], ids="abcd")
 def test_on_eight_devices(files, pytestconfig):
     environment = os.environ | {"XLA_FLAGS": " ".join(FLAGS), "JAX_PLATFORMS": "cpu"}
     environment.pop("PYTEST_XDIST_WORKER", None)
