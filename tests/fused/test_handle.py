@@ -9,7 +9,6 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimi
 
 import gradclip
 from gradclip import AdaptiveNorm, QuantileThreshold
-from gradclip.fused.handle import unwrapped
 from gradclip.integrations.torch import clip_at_step, fold_into
 
 WAYS = {
@@ -197,11 +196,6 @@ def test_what_torch_distributed_checkpoint_keeps(flat):
         step(*each, 50.0)
     assert clipping.threshold == resumed.threshold == pytest.approx(5.0)
     assert plain_state(optimizer) == plain_state(other)
-
-
-def test_the_optimizer_that_steps_is_found():
-    _, optimizer = made({})
-    assert unwrapped(optimizer) is optimizer
 
 
 @EACH_WAY

@@ -15,12 +15,14 @@ from gradclip.backends.torch.tensors import tensor_of
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import Order
 from gradclip.distributed.processes import ONE_PROCESS, Processes, processes_of, telling
+from gradclip.fused.claims import check_free
 from gradclip.fused.clipped_before import warn_of_own_clipping
 from gradclip.fused.fold import FusedClipping
-from gradclip.fused.handle import StepClipping, check_unclipped, unwrapped
+from gradclip.fused.handle import StepClipping, check_unclipped
 from gradclip.fused.optimizers import check_fused, forget_scaler
 from gradclip.fused.step import Request, checked
 from gradclip.fused.step_parts import PartsWatched, StepPart
+from gradclip.fused.wrapped import unwrapped
 from gradclip.group_thresholds import Part, parts_of
 from gradclip.inplace import clip_grad_norm_, grad_norm
 from gradclip.monitor.monitor import Monitor
@@ -134,7 +136,8 @@ def clip_at_step(
 
     Args:
         optimizer: any optimizer of PyTorch, also one that Lightning's `trainer.optimizers` or `accelerator.prepare`
-            returns. Two optimizers clip separately.
+            returns. If it steps another one, such as SAM, Lookahead, or the optimizer that Opacus returns, the steps of
+            that one clip. Two optimizers clip separately, and each needs its own `AdaptiveNorm` and monitor.
         max_norm: the threshold in the units of unscaled gradients, >= 0, or a `gradclip.AdaptiveNorm`. A parameter
             group with a key "max_norm" has a threshold of its own, as in `gradclip.clip_grad_norm_`.
         ord: which norm, as in `gradclip.global_norm`.
@@ -151,9 +154,11 @@ def clip_at_step(
         call `.remove()` to stop.
 
     Raises:
-        TypeError: `optimizer` is not an optimizer of PyTorch. An engine such as DeepSpeed clips by itself.
-        ValueError: the steps of this optimizer clip already; an argument that `gradclip.clip_grad_norm_` refuses. At a
-            step: a GradScaler left the gradients scaled, and the optimizer cannot clip them so.
+        TypeError: `optimizer` is not an optimizer of PyTorch, or its steps cannot be seen. An engine such as DeepSpeed
+            or Megatron clips by itself.
+        ValueError: the steps of this optimizer clip already; the `AdaptiveNorm` or the monitor follows another one; an
+            argument that `gradclip.clip_grad_norm_` refuses. At a step: a GradScaler left the gradients scaled, and the
+            optimizer cannot clip them so; or it is one process's share of a ZeroRedundancyOptimizer.
         RuntimeError: this call or a step failed on another process.
         FloatingPointError: at a step with `nonfinite="raise"`, the gradients contain NaN or infinity.
 
@@ -183,7 +188,8 @@ def clip_at_step(
     Two clippings at once are a mistake: if a trainer or the loop has clipped all of these gradients by their global
     norm, too, one of the first two steps warns with a `gradclip.ClippingWarning`. It hears of gradclip's functions and
     of those of `torch.nn.utils`, which accelerate, Hugging Face's Trainer and Lightning call. This call also warns of
-    an optimizer that clips in its own step to a lower "max_grad_norm", as LAMB does.
+    an optimizer that clips in its own step to a lower "max_grad_norm", as LAMB does. If another optimizer steps its
+    parameters before it has stepped at all, the second such step warns.
 
     """
     # As if each group had a threshold: some may on other processes, and all must send messages of one length.
@@ -196,6 +202,8 @@ def clip_at_step(
         check_unclipped(found)
         if monitor is not None:
             check_monitor(monitor)
+        for given in (monitor, max_norm, *(group.get("max_norm") for group in found.param_groups)):
+            check_free(given)
         if isinstance(max_norm, Mapping):
             check_threshold(max_norm)  # only calls take patterns of names
         _ask(processes, request, parts_of(params, max_norm, alone=processes is ONE_PROCESS))

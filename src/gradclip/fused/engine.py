@@ -20,6 +20,7 @@ from gradclip.backends.torch.process_groups import Group
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
 from gradclip.core.records import Seen
+from gradclip.fused.claims import check_free, claim
 from gradclip.typing import Policy, Scalar, Threshold
 
 if TYPE_CHECKING:
@@ -44,12 +45,14 @@ class EngineClipping:
         self, name: str, max_norm: Threshold | AdaptiveNorm, monitor: "Monitor | None", *, skips: bool = False
     ) -> None:
         self._name, self._skips = name, skips
+        self._undo: Callable[[], None] | None = None
         self.max_norm = max_norm
         if monitor is not None:
             check_monitor(monitor)
+            check_free(monitor)
+            claim(monitor, self)
         self._monitor = monitor
         self.norm: float | None = None
-        self._undo: Callable[[], None] | None = None
 
     @property
     def max_norm(self) -> float | AdaptiveNorm:
@@ -58,7 +61,14 @@ class EngineClipping:
 
     @max_norm.setter
     def max_norm(self, value: Threshold | AdaptiveNorm) -> None:
+        check_free(value, self)
         self._max_norm: float | AdaptiveNorm = self._checked(value)
+        claim(value, self)
+
+    @property
+    def attached(self) -> bool:
+        """Whether it clips: until `remove()`."""
+        return self._undo is not None
 
     def _checked(self, value: Threshold | AdaptiveNorm) -> float | AdaptiveNorm:
         if not isinstance(value, AdaptiveNorm):

@@ -15,6 +15,7 @@ from gradclip.arguments import check_monitor
 from gradclip.core.nonfinite import SKIP, Nonfinite
 from gradclip.core.norms import Order
 from gradclip.distributed.processes import processes_of, telling
+from gradclip.fused.claims import check_free
 from gradclip.fused.handle import StepClipping, check_unclipped
 from gradclip.fused.optimizers import (
     OF_SCALER,
@@ -46,9 +47,8 @@ class FusedClipping(StepClipping):
         self._hooks.append(optimizer.register_step_post_hook(torch.compiler.disable(self._end)))
         self._guard = Guard(optimizer, self._failed)
 
-    def remove(self) -> None:
-        """Stop clipping: from the next step on, the optimizer gets the gradients unchanged."""
-        super().remove()
+    def _detached(self) -> None:
+        super()._detached()
         self._restore(self._optimizer)
         self._guard.remove(self._optimizer)
 
@@ -186,6 +186,8 @@ def fold_into(
         check_unclipped(optimizer)
         if monitor is not None:
             check_monitor(monitor)
+        for given in (monitor, max_norm, *(group.get("max_norm") for group in optimizer.param_groups)):
+            check_free(given)
         request.ask(processes, checked(max_norm))
     return FusedClipping(optimizer, max_norm, request, monitor)
 

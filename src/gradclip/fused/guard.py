@@ -36,7 +36,8 @@ def guard(
     """Look at what the steps of a PyTorch optimizer really get, and warn of mistakes in how gradients are clipped.
 
     Args:
-        optimizer: an optimizer of PyTorch, of any kind.
+        optimizer: an optimizer of PyTorch, of any kind. If it steps another one, as SAM and Lookahead do, the steps of
+            that one are looked at.
         max_norm: the threshold that the global norm of its gradients should not exceed at a step: a number, the
             `gradclip.AdaptiveNorm` that you clip with, or what `clip_at_step` or `fold_into` of
             `gradclip.integrations.torch` returned. None or inf: expect no bound, for example if you clip each layer or
@@ -59,7 +60,8 @@ def guard(
         the norm that the optimizer got at the last look; `.steps`, `.looks` and `.skipped`; `.remove()` to stop.
 
     Raises:
-        TypeError: the optimizer is not one of PyTorch; `max_norm`, `every` or `stop_after` has a wrong type.
+        TypeError: the optimizer is not one of PyTorch, or its steps cannot be seen; `max_norm`, `every` or `stop_after`
+            has a wrong type.
         ValueError: `max_norm` is negative or NaN, `every` or `stop_after` is below 1, `ord` or `on_mistake` is unknown,
             or the parameters are FSDP1 shards without a process group.
 
@@ -105,6 +107,6 @@ def guard(
     limit = max_norm if max_norm is None or seems_a_handle(max_norm) else float(check_threshold(max_norm))
     # They import PyTorch.
     from gradclip.fused.guard_step import StepGuard
-    from gradclip.fused.handle import unwrapped
+    from gradclip.fused.wrapped import unwrapped
 
     return StepGuard(unwrapped(optimizer), limit, settings)

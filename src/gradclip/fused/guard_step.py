@@ -12,6 +12,7 @@ from gradclip.distributed.processes import ONE_PROCESS, processes_of
 from gradclip.fused import guard_calls
 from gradclip.fused.clipped_before import own_thresholds
 from gradclip.fused.closures import Closure, with_closure
+from gradclip.fused.elsewhere import Elsewhere
 from gradclip.fused.guard_calls import ClipCall
 from gradclip.fused.guard_judge import Facts, judged
 from gradclip.fused.guard_settings import Handle, Settings, as_number, seems_a_handle
@@ -44,7 +45,6 @@ class StepGuard:
         self.norm: float | None = None
         self.reports: list[Finding] = []
         self.steps = self.looks = 0
-        self._followed = False
         self._max_norm, self._settings = max_norm, settings
         self._skips = Skips()
         self._followed = False
@@ -56,6 +56,7 @@ class StepGuard:
         self._hook = torch.compiler.disable(self._before)  # once: making it takes longer than a look
         self._post = optimizer.register_step_post_hook(torch.compiler.disable(self._after))
         self._open(after_step=False)
+        self._elsewhere = Elsewhere(optimizer, "guard")
         guard_calls.watch(self)
 
     @property
@@ -72,6 +73,7 @@ class StepGuard:
         """Stop. If no other guard is left, PyTorch's functions are again its own."""
         self._pre.remove()
         self._post.remove()
+        self._elsewhere.stop()
         if self._window is not None:
             self._window.close()
         self._window = None
@@ -115,6 +117,7 @@ class StepGuard:
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Look before the step; if a closure computes the gradients, after its first call."""
+        self._elsewhere.arrived()
         self.steps += 1
 
         def wrapped(closure: Closure) -> Closure:

@@ -11,8 +11,10 @@ import torch
 from torch.optim import Optimizer
 
 from gradclip.adaptive.holder import AdaptiveNorm
+from gradclip.fused.claims import check_free, claim
 from gradclip.fused.clipped_before import ClippedBefore
 from gradclip.fused.closures import Closure, with_closure
+from gradclip.fused.elsewhere import Elsewhere
 from gradclip.fused.step import Request
 from gradclip.fused.step_parts import StepPart, left_of_all
 from gradclip.monitor.monitor import Monitor
@@ -22,28 +24,6 @@ _CLIPPED: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
 _KEY = "gradclip"
 """In an optimizer's state dict: PyTorch reads only "state" and "param_groups", so others can load it too."""
 _ABSENT = object()
-
-
-def unwrapped(optimizer: object) -> Optimizer:
-    """Return the optimizer that steps, where a trainer has wrapped it. Raises TypeError if no step of it can be seen.
-
-    Wrappers of Lightning and accelerate, which have no hooks of their own, name it `optimizer`.
-    """
-    found = optimizer
-    while isinstance(inner := getattr(found, "optimizer", None), Optimizer):
-        found = inner
-    if isinstance(found, Optimizer) and hasattr(found, "_optimizer_step_pre_hooks"):
-        return found
-    what_to_do = (
-        "Engines step by themselves: for them, call gradclip.integrations.deepspeed.follow or "
-        "gradclip.integrations.megatron.follow."
-        if hasattr(optimizer, "step")
-        else "To clip the gradients of parameters, call gradclip.clip_grad_norm_(parameters, max_norm)."
-    )
-    raise TypeError(
-        f"optimizer must be an optimizer of torch.optim, or a subclass of torch.optim.Optimizer, got "
-        f"{type(optimizer).__name__}. {what_to_do}"
-    )
 
 
 def check_unclipped(optimizer: Optimizer) -> None:
@@ -71,6 +51,7 @@ class StepClipping:
     def __init__(
         self, optimizer: Optimizer, max_norm: Threshold | AdaptiveNorm, request: Request, monitor: Monitor | None
     ) -> None:
+        self._hooks: list[Any] = []
         self.max_norm = max_norm
         self.norm: torch.Tensor | None = None
         self.threshold: float | torch.Tensor | None = None
@@ -89,8 +70,11 @@ class StepClipping:
             optimizer.register_load_state_dict_pre_hook(self._check_saved),
             optimizer.register_load_state_dict_post_hook(self._load),
         ]
+        for given in (monitor, *map(_adaptive, optimizer.param_groups)):
+            claim(given, self)
         _CLIPPED.add(optimizer)
         self._others = ClippedBefore(optimizer)
+        self._elsewhere = Elsewhere(optimizer, "clip_at_step")
 
     @property
     def max_norm(self) -> float | AdaptiveNorm:
@@ -99,14 +83,27 @@ class StepClipping:
 
     @max_norm.setter
     def max_norm(self, value: Threshold | AdaptiveNorm) -> None:
+        check_free(value, self)
         self._max_norm: float | AdaptiveNorm = value if isinstance(value, AdaptiveNorm) else self._checked(value)
+        claim(value, self)
+
+    @property
+    def attached(self) -> bool:
+        """Whether it clips: until `remove()`."""
+        return bool(self._hooks)
 
     def remove(self) -> None:
         """Stop clipping: from the next step on, the optimizer gets the gradients unchanged."""
-        for hook in self._hooks:
+        hooks, self._hooks = self._hooks, []
+        for hook in hooks:
             hook.remove()
+        if hooks:  # later, others may clip this optimizer
+            self._detached()
+
+    def _detached(self) -> None:
         _CLIPPED.discard(self._optimizer)
         self._others.stop()
+        self._elsewhere.stop()
 
     def numbers(self) -> dict[str, torch.Tensor]:
         """Return what to log of the last step, as scalar tensors; empty before the first. It waits for no device.
@@ -132,6 +129,7 @@ class StepClipping:
 
     def _begin(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Clip before the update; if a closure computes the gradients, clip after the closure, at each call of it."""
+        self._elsewhere.arrived()
 
         def wrapped(closure: Closure) -> Closure:
             def clipped_after(*given: Any, **named: Any) -> Any:

@@ -1,0 +1,82 @@
+"""Find the optimizer whose step updates the parameters, where another has been wrapped around it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch.optim import Optimizer
+
+_INNER = ("optimizer", "base_optimizer", "_base_optimizer", "original_optimizer", "optim", "base")
+"""What wrappers call the optimizer that they step."""
+_ENGINES = ("deepspeed", "megatron")
+_HOOKS = (
+    "_optimizer_step_pre_hooks",
+    "_optimizer_step_post_hooks",
+    "_optimizer_state_dict_post_hooks",
+    "_optimizer_load_state_dict_pre_hooks",
+    "_optimizer_load_state_dict_post_hooks",
+)
+"""What PyTorch gives an optimizer whose class calls the `__init__` of its base."""
+
+
+def unwrapped(optimizer: object) -> Optimizer:
+    """Return the optimizer that steps, where others are wrapped around it. Raises TypeError if no step of it is seen.
+
+    A wrapper with hooks of its own whose inner optimizer has only some of its parameters is the one to step: that inner
+    one has this process's share, as in PyTorch's ZeroRedundancyOptimizer.
+    """
+    found = optimizer
+    for inner in _chain(optimizer):
+        if type(found).__module__.partition(".")[0] in _ENGINES:
+            raise TypeError(_refusal(optimizer, _OF_ENGINES))
+        if _has_hooks(found) and not parameters_of(found) <= parameters_of(inner):
+            break
+        found = inner
+    if isinstance(found, Optimizer) and _has_hooks(found):
+        return found
+    if isinstance(found, Optimizer):
+        advice = (
+            "Its class does not call Optimizer.__init__, so its steps have no hooks, and none of its attributes "
+            f"{', '.join(_INNER)} is an optimizer. Pass the optimizer whose step updates the parameters."
+        )
+    elif hasattr(optimizer, "step"):
+        advice = _OF_ENGINES
+    else:
+        advice = "To clip the gradients of parameters, call gradclip.clip_grad_norm_(parameters, max_norm)."
+    raise TypeError(_refusal(optimizer, advice))
+
+
+_OF_ENGINES = (
+    "Engines step by themselves: for them, call gradclip.integrations.deepspeed.follow or "
+    "gradclip.integrations.megatron.follow."
+)
+
+
+def _refusal(optimizer: object, advice: str) -> str:
+    kind = type(optimizer).__name__
+    return f"optimizer must be an optimizer of torch.optim, or a wrapper around one, got {kind}. {advice}"
+
+
+def _chain(optimizer: object) -> Iterator[Any]:
+    """Yield the optimizer inside, the one inside that, and so on."""
+    passed: list[object] = []
+    found: Any = optimizer
+    while found is not None and not any(found is one for one in passed):
+        passed.append(found)
+        found = next((inner for name in _INNER if _steps(inner := getattr(found, name, None))), None)
+        if found is not None:
+            yield found
+
+
+def _steps(found: object) -> bool:
+    return isinstance(found, Optimizer) or (
+        isinstance(getattr(found, "param_groups", None), list) and callable(getattr(found, "step", None))
+    )
+
+
+def _has_hooks(optimizer: Any) -> bool:
+    return all(name in vars(optimizer) for name in _HOOKS)
+
+
+def parameters_of(optimizer: Any) -> set[int]:
+    """Return the identities of the parameters of an optimizer."""
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

@@ -1,0 +1,86 @@
+"""An AdaptiveNorm or a Monitor for two optimizers is refused, and nothing has been changed."""
+
+import copy
+
+import pytest
+import torch
+
+import gradclip
+from gradclip.adaptive.holder import AdaptiveNorm
+from gradclip.fused.engine import EngineClipping
+from gradclip.integrations.torch import clip_at_step, fold_into
+
+ATTACH = {"clip_at_step": clip_at_step, "fold_into": fold_into}
+
+
+def adam(**settings):
+    return torch.optim.Adam([{"params": [torch.nn.Parameter(torch.zeros(2))], **settings}], fused=True)
+
+
+@pytest.mark.parametrize("first", ATTACH)
+@pytest.mark.parametrize("second", ATTACH)
+@pytest.mark.parametrize("shared", ["max_norm", "monitor"])
+def test_two_optimizers(first, second, shared):
+    norm, monitor = AdaptiveNorm(), gradclip.Monitor()
+    given = {"max_norm": norm, "monitor": None} if shared == "max_norm" else {"max_norm": 1.0, "monitor": monitor}
+    handle, other = ATTACH[first](adam(), **given), adam()
+    kind = "AdaptiveNorm" if shared == "max_norm" else "Monitor"
+    for _ in range(2):
+        with pytest.raises(ValueError, match=f"this {kind} already follows another optimizer. Pass each"):
+            ATTACH[second](other, **given)
+    assert not other._optimizer_step_pre_hooks
+    apart = ATTACH[second](other, **{name: copy.deepcopy(value) for name, value in given.items()})
+    apart.remove()
+    handle.remove()
+    ATTACH[second](other, **given)
+
+
+def test_a_group_of_another_optimizer_and_an_assignment():
+    norm = AdaptiveNorm()
+    grouped, plain = adam(max_norm=norm), adam()
+    handle = clip_at_step(grouped, 1.0)
+    with pytest.raises(ValueError, match="already follows another optimizer"):
+        clip_at_step(plain, norm)
+    clipping = clip_at_step(plain, 2.0)
+    with pytest.raises(ValueError, match="already follows another optimizer"):
+        clipping.max_norm = norm
+    assert clipping.max_norm == 2.0
+    handle.remove()
+    clipping.max_norm = norm
+    clipping.max_norm = norm
+    with pytest.raises(ValueError, match="already follows another optimizer"):
+        clip_at_step(grouped, 1.0)
+
+
+def test_an_engine_and_an_optimizer():
+    norm, monitor = AdaptiveNorm(), gradclip.Monitor()
+    engine = EngineClipping("DeepSpeed", norm, monitor).undone_by(lambda: None)
+    for given in ({"max_norm": norm}, {"max_norm": 1.0, "monitor": monitor}):
+        with pytest.raises(ValueError, match="already follows another optimizer"):
+            clip_at_step(adam(), **given)
+    engine.remove()
+    kept = adam()
+    clip_at_step(kept, norm, monitor=monitor)
+    with pytest.raises(ValueError, match="already follows another optimizer"):
+        EngineClipping("DeepSpeed", norm, None)
+    with pytest.raises(ValueError, match="already follows another optimizer"):
+        EngineClipping("DeepSpeed", 1.0, monitor)
+
+
+@pytest.mark.parametrize("attach", ATTACH.values())
+def test_an_optimizer_that_is_gone_keeps_nothing(attach):
+    norm = AdaptiveNorm()
+    handle = attach(adam(), norm)
+    del handle
+    attach(adam(), norm)
+
+
+@pytest.mark.parametrize("attach", ATTACH.values())
+def test_a_handle_removed_twice_lets_no_second_clipping_in(attach):
+    optimizer = adam()
+    old = attach(optimizer, 1.0)
+    old.remove()
+    attach(optimizer, 2.0)
+    old.remove()
+    with pytest.raises(ValueError, match="clip already"):
+        attach(optimizer, 3.0)
