@@ -44,7 +44,7 @@ def newest():
     """Run what `make test` runs, with the newest releases of everything but PyTorch."""
     python = new_environment(".venv-versions", TORCH)
     tested = PROJECT["optional-dependencies"]["test"]
-    others = [re.sub("==[^;]+", "", line) for line in tested if not line.startswith(("gradclip", "torch"))]
+    others = [re.sub("^([^;=]+)==[^;]+", r"\1", line) for line in tested if not line.startswith(("gradclip", "torch"))]
     pip_install(python, "--upgrade", TORCH, *others, *CORE, ".[demo,private]", GRADCLIP_REQUIRE_NATIVE="1")
     subprocess.run([str(python), "-m", "pip", "list"], check=True)
     run_native_tests(python, "-q")

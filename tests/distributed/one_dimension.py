@@ -231,7 +231,7 @@ def few_operations_where_nothing_is_looked_at():
 
     for dtype, threshold in itertools.product((torch.float32, torch.float16), (1.0, 2.0**-12, torch.tensor(2.0**-12))):
         found = []
-        for count in (2, 40):
+        for count in (2, 2, 40):  # the first call may make what later ones keep
             full = [numbers(2 * WORLD, seed=i, dtype=dtype) for i in range(count)]
             parameters = [parameter(x, mesh(), [Shard(0)]) for x in full]
             with unseen(), Count() as counted:
@@ -241,7 +241,7 @@ def few_operations_where_nothing_is_looked_at():
             power = sum(Fraction(v) ** 2 for x in whole for v in x.tolist())
             assert power <= Fraction(float(threshold)) ** 2
             assert power >= (0.98 * float(threshold)) ** 2
-        assert found[0] == found[1] <= 200, found
+        assert found[1] == found[2] <= 200, found
 
 
 def raise_where_nothing_else_is_looked_at():
