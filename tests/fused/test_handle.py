@@ -1,6 +1,7 @@
 """What clipping at steps returns: numbers to log, and a state that an optimizer's own checkpoint holds."""
 
 import io
+import json
 import math
 
 import pytest
@@ -63,6 +64,59 @@ def test_numbers_of_a_fixed_threshold(attach, settings):
             {"grad_norm": norm, "grad_norm_clipped": got, "clip_share": share}
         )
     assert (clipping.steps, clipping.threshold) == (4, 2.0)
+
+
+@EACH_WAY
+@pytest.mark.parametrize("max_norm", [2.0, None])
+def test_steps_without_gradients_do_not_count(attach, settings, max_norm):
+    model, optimizer = made(settings)
+    monitor, adaptive = gradclip.Monitor(), AdaptiveNorm()
+    clipping = attach(optimizer, max_norm or adaptive, monitor=monitor)
+    optimizer.step()
+    assert clipping.numbers() == {}
+    for norm in (5.0, None, 4.0, None):
+        model.weight.grad = None
+        optimizer.step() if norm is None else step(model, optimizer, norm)
+        numbers = {name: float(number) for name, number in clipping.numbers().items()}
+        got = norm or 0.0
+        assert numbers["grad_norm"] == pytest.approx(got)
+        assert numbers["grad_norm_clipped"] == pytest.approx(min(got, max_norm or math.inf))
+        assert numbers["clip_share"] == (1.0 if max_norm else 0.0)
+    assert (clipping.steps, monitor.steps, adaptive.steps) == (2, 2, 0 if max_norm else 2)
+
+
+@EACH_WAY
+def test_the_step_by_which_torch_distributed_makes_state_does_not_count(attach, settings):
+    model, optimizer = made(settings)
+    adaptive = AdaptiveNorm()
+    clipping, watched = attach(optimizer, adaptive), gradclip.guard(optimizer)
+    assert get_optimizer_state_dict(model, optimizer)["state"]
+    assert (clipping.steps, adaptive.steps, watched.steps, watched.looks) == (0, 0, 0, 0)
+    step(model, optimizer, 5.0)
+    assert (clipping.steps, adaptive.steps, watched.steps, watched.looks) == (1, 1, 1, 1)
+    watched.remove()
+
+
+@EACH_WAY
+def test_the_threshold_of_an_adaptive_norm_is_a_number(attach, settings):
+    model, optimizer = made(settings)
+    adaptive = AdaptiveNorm()
+    attach(optimizer, adaptive)
+    for norm in NORMS:
+        step(model, optimizer, norm)
+        json.dumps(adaptive.threshold, allow_nan=True)
+
+
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate parameters")
+def test_a_parameter_listed_twice():
+    model, _ = made({})
+    optimizer = torch.optim.SGD([model.weight, model.weight], lr=1.0, fused=True)
+    with pytest.raises(ValueError, match="parameter group 0 lists a parameter twice"):
+        fold_into(optimizer, 1.0)
+    assert not optimizer._optimizer_step_pre_hooks
+    clip_at_step(optimizer, 1.0)
+    step(model, optimizer, 5.0)
+    assert model.weight.grad.norm() == pytest.approx(1.0)
 
 
 @EACH_WAY

@@ -167,7 +167,8 @@ class AdaptiveNorm:
         history = self.rule.observe(self._beside(norm, value), value)
         more = {"steps": 1, "clipped": above & (skipped == 0), "skipped": skipped}
         self._counts = {name: count + more[name] for name, count in self._counts.items()}
-        self._order, self._history, self.norm, self.threshold = order, history, norm, threshold
+        self._order, self._history, self.norm = order, history, norm
+        self.threshold = threshold.item() if isinstance(threshold, np.ndarray | np.generic) else threshold
 
     def shown(self, norm: Scalar, threshold: Scalar, beyond: Seen | None = None) -> Seen:
         """Say what a norm shows; `beyond` is what a norm shows that its dtype may not hold."""

@@ -18,8 +18,8 @@ from gradclip.distributed.processes import ONE_PROCESS, Processes, processes_of,
 from gradclip.fused.claims import check_free
 from gradclip.fused.clipped_before import warn_of_own_clipping
 from gradclip.fused.fold import FusedClipping
-from gradclip.fused.handle import StepClipping, check_unclipped
-from gradclip.fused.optimizers import check_fused, forget_scaler
+from gradclip.fused.handle import StepClipping, check_unclipped, groups_of
+from gradclip.fused.optimizers import check_fused, check_listed_once, forget_scaler
 from gradclip.fused.step import Request, checked
 from gradclip.fused.step_parts import PartsWatched, StepPart
 from gradclip.fused.wrapped import unwrapped
@@ -47,16 +47,13 @@ class ClippingBeforeStep(StepClipping):
     def _clip(self, optimizer: Optimizer, kwargs: Mapping[str, Any]) -> None:
         try:
             _check_unscaled(optimizer, kwargs)
-            self._clip_unscaled(optimizer, _groups(optimizer))
+            self._clip_unscaled(optimizer, groups_of(optimizer))
         except BaseException:
             forget_scaler(optimizer)
             raise
 
     def _clip_unscaled(self, optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
         request, max_norm = self._request, self._max_norm
-        if all(p.grad is None for group in groups for p in group["params"]) and self._alone(groups):
-            self.norm = torch.zeros(())
-            return
         # GradScaler has seen what is not finite, and skips the step.
         policy = PROPAGATE if request.nonfinite.raises and "found_inf" in vars(optimizer) else request.nonfinite
         where: dict[str, Any] = {"process_group": request.process_group, "mesh": request.mesh}
@@ -75,11 +72,6 @@ class ClippingBeforeStep(StepClipping):
             self._stepped(norm, [StepPart.of(norm, max_norm, threshold)])
         else:
             self._stepped(norm, parts.parts, common=common)
-
-    def _alone(self, groups: list[dict[str, Any]]) -> bool:
-        """Return whether no other process may have gradients of these parameters."""
-        params = ParameterList.of(groups, own_thresholds=True)
-        return processes_of(params, self._request.process_group, self._request.mesh) is ONE_PROCESS
 
     def _followed(self, groups: list[dict[str, Any]]) -> list["_Followed"]:
         """Return each `AdaptiveNorm` that may skip, with its parameter groups and how many steps it has skipped."""
@@ -195,7 +187,7 @@ def clip_at_step(
     # As if each group had a threshold: some may on other processes, and all must send messages of one length.
     with telling(getattr(optimizer, "param_groups", ()), process_group, mesh, each=True):
         found = unwrapped(optimizer)
-        params = ParameterList.of(_groups(found), own_thresholds=True)
+        params = ParameterList.of(groups_of(found), own_thresholds=True)
     processes = processes_of(params, process_group, mesh, each=True)
     with processes.agreeing():
         request = Request(Order.parse(ord), Nonfinite.named(nonfinite), process_group, mesh)
@@ -228,16 +220,11 @@ def _folds(optimizer: Optimizer, max_norm: Threshold | AdaptiveNorm, policy: Non
         return False
     try:
         check_fused(optimizer)
+        check_listed_once(optimizer)
         checked(max_norm)
     except (TypeError, ValueError):
         return False
     return True
-
-
-def _groups(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return the parameter groups without the optimizer's own settings, some of which look like ours."""
-    own = optimizer.defaults.keys() - {"params", "param_names"}
-    return [{key: value for key, value in group.items() if key not in own} for group in optimizer.param_groups]
 
 
 def _listed_if_plain(groups: list[dict[str, Any]]) -> Any:

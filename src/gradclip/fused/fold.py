@@ -21,6 +21,7 @@ from gradclip.fused.optimizers import (
     OF_SCALER,
     Guard,
     check_fused,
+    check_listed_once,
     clear_momentum,
     forget_scaler,
     lay_out_gradients,
@@ -199,3 +200,4 @@ def _check_foldable(optimizer: Optimizer, policy: Nonfinite) -> None:
             "nonfinite='skip', or call gradclip.clip_grad_norm_(..., nonfinite='zero') before optimizer.step()."
         )
     check_fused(optimizer)
+    check_listed_once(optimizer)

@@ -19,6 +19,7 @@ from gradclip.fused.guard_settings import Handle, Settings, as_number, seems_a_h
 from gradclip.fused.guard_skips import Skips
 from gradclip.fused.guard_window import Window
 from gradclip.fused.guard_words import FIXES, ClippingError, ClippingWarning, Finding, level_of_user
+from gradclip.fused.optimizers import makes_state
 from gradclip.inplace import grad_norm
 from gradclip.parameter_groups import have_thresholds
 from gradclip.parameters import ParameterList
@@ -117,6 +118,8 @@ class StepGuard:
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Look before the step; if a closure computes the gradients, after its first call."""
+        if makes_state(optimizer):
+            return None
         self._elsewhere.arrived()
         self.steps += 1
 

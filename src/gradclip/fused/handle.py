@@ -1,6 +1,7 @@
 """What clipping at an optimizer's steps has in common: who clips which optimizer, closures, norms, and saving."""
 
 import copy
+import math
 import weakref
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -11,13 +12,16 @@ import torch
 from torch.optim import Optimizer
 
 from gradclip.adaptive.holder import AdaptiveNorm
+from gradclip.distributed.processes import ONE_PROCESS, processes_of
 from gradclip.fused.claims import check_free, claim
 from gradclip.fused.clipped_before import ClippedBefore
 from gradclip.fused.closures import Closure, with_closure
 from gradclip.fused.elsewhere import Elsewhere
+from gradclip.fused.optimizers import makes_state
 from gradclip.fused.step import Request
 from gradclip.fused.step_parts import StepPart, left_of_all
 from gradclip.monitor.monitor import Monitor
+from gradclip.parameters import ParameterList
 from gradclip.typing import Threshold
 
 _CLIPPED: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
@@ -35,6 +39,12 @@ def check_unclipped(optimizer: Optimizer) -> None:
         )
 
 
+def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Return the parameter groups without the optimizer's own settings, some of which look like ours."""
+    own = optimizer.defaults.keys() - {"params", "param_names"}
+    return [{key: value for key, value in group.items() if key not in own} for group in optimizer.param_groups]
+
+
 class StepClipping:
     """Clipping at the steps of one optimizer, until `remove()`.
 
@@ -44,7 +54,8 @@ class StepClipping:
             first. Thresholds that parameter groups have of their own are not shown here.
         max_norm: the threshold, or the `AdaptiveNorm` that sets it. You may assign a new one; it applies from the next
             step on.
-        steps: the number of steps that this object has clipped or left as they are.
+        steps: the number of steps that this object has clipped or left as they are. Steps that got no gradients do not
+            count.
 
     """
 
@@ -111,7 +122,7 @@ class StepClipping:
         "grad_norm" is the norm before clipping, "grad_norm_clipped" that of what the optimizer got, "clip_share" the
         share of the steps of this object that were clipped. A step that was skipped is not clipped, and got 0.
         """
-        if self.norm is None or not self._parts:
+        if self.norm is None or not self.steps:
             return {}
         got = left_of_all(self._parts, self._request.order.p, blanks=self._request.nonfinite.blanks)
         share = self.norm.new_ones(()) * self._clipped / self.steps
@@ -145,12 +156,25 @@ class StepClipping:
         return found
 
     def _clip_alone(self, optimizer: Optimizer, kwargs: Mapping[str, Any]) -> None:
-        """Clip, and warn if the gradients were clipped before."""
+        """Clip, and warn if the gradients were clipped before. A step that gets no gradients does not count."""
+        if makes_state(optimizer):
+            return
+        if self._has_nothing(optimizer):
+            self.norm = torch.zeros(())
+            self._parts = [StepPart(self.norm, math.inf, math.inf)]
+            return
         self._others.begin()
         try:
             self._clip(optimizer, kwargs)
         finally:
             self._others.end()
+
+    def _has_nothing(self, optimizer: Optimizer) -> bool:
+        """Return whether there is no gradient, and no other process may have one of these parameters."""
+        if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
+            return False
+        params = ParameterList.of(groups_of(optimizer), own_thresholds=True)
+        return processes_of(params, self._request.process_group, self._request.mesh) is ONE_PROCESS
 
     def _stepped(self, norm: torch.Tensor, parts: Sequence[StepPart], *, common: bool = True) -> None:
         """Record what a step has clipped. `common`: the first part is that of the threshold for all."""

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import sys
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from gradclip.backends import any_distributed, shards_of
 
+_DEPTH = 16  # of frames from a hook to who calls the step
 _DIVIDES = "_step_supports_amp_scaling"
 OF_SCALER = ("grad_scale", "found_inf")
 """The attributes that a GradScaler gives an optimizer for one step."""
@@ -36,6 +38,16 @@ def check_fused(optimizer: object) -> None:
         )
 
 
+def check_listed_once(optimizer: Optimizer) -> None:
+    """Raise a ValueError if a parameter is listed twice: fused kernels would divide its gradient twice."""
+    for number, group in enumerate(optimizer.param_groups):
+        if len(set(map(id, group["params"]))) < len(group["params"]):
+            raise ValueError(
+                f"parameter group {number} lists a parameter twice, and a fused {type(optimizer).__name__} divides "
+                "its gradient twice. List each parameter once, or call gradclip.clip_grad_norm_ before its step()."
+            )
+
+
 def forget_scaler(optimizer: Optimizer) -> None:
     """Remove what a GradScaler has set, after an error.
 
@@ -44,6 +56,18 @@ def forget_scaler(optimizer: Optimizer) -> None:
     if "found_inf" in vars(optimizer):
         for name in OF_SCALER:
             vars(optimizer).pop(name, None)
+
+
+def makes_state(optimizer: Optimizer) -> bool:
+    """Say whether `torch.distributed.checkpoint` steps the optimizer with gradients of zero, to make its state."""
+    if optimizer.state:
+        return False
+    frame, deep = sys._getframe(1), 0
+    while frame.f_back is not None and deep < _DEPTH:
+        if frame.f_code.co_name == "_init_optim_state":
+            return True
+        frame, deep = frame.f_back, deep + 1
+    return False
 
 
 def lay_out_gradients(optimizer: Optimizer) -> None:
