@@ -60,8 +60,8 @@ def too_old():
 
 
 TOO_OLD = ("jax==0.6.2", "jax==0.7.2")
-# Tests with environments of their own.
-IGNORED = [f"--ignore=tests/{folder}" for folder in ("parity/lucid", "site", "trainers")]
+# Tests with environments of their own, and one of a table of the releases that we test with.
+IGNORED = [f"--ignore=tests/{name}" for name in ("parity/lucid", "parity/test_parity_table.py", "site", "trainers")]
 CORE = ("numpy", "optree", "array-api-compat", "nanobind-backend")
 
 

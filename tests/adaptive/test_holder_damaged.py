@@ -20,6 +20,14 @@ from gradclip import AdaptiveNorm
         ({"norms": [math.inf]}, "it holds inf"),
         ({"norms": None}, "not iterable"),
         ({"dtype": "int8"}, "it holds 'int8'"),
+        ({"norms": [10**400]}, "too large"),
+        ({"steps": math.inf}, "infinity"),
+        ({"clipped": 10.5}, "it holds 10.5"),
+        ({"skipped": -1}, "it holds -1"),
+        ({"steps": math.nan}, "it holds nan"),
+        ({"ord": -1}, "it holds -1"),
+        ({"ord": math.nan}, "it holds nan"),
+        ({"ord": 10**400}, "too large"),
     ],
 )
 def test_a_damaged_state_is_refused_and_changes_nothing(damaged, said):

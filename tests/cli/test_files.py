@@ -180,6 +180,8 @@ def test_the_update_between_two_checkpoints(folder):
         (["check", "honest.npz", "--max-norm", "-1"], "--max-norm must not be negative or NaN, got -1.0."),
         (["check", "honest.npz", "--max-norm", "nan"], "--max-norm must not be negative or NaN, got nan."),
         (["check", "honest.npz", "--max-norm", "much"], "Invalid value for '--max-norm': 'much' is not a number."),
+        (["check", "honest.npz", "--max-norm", "1_0"], "Invalid value for '--max-norm': '1_0' is not a number."),
+        (["norm", "honest.npz", "--ord", "1_0"], "--ord"),
         (["check", "honest.npz", "--max-norm", "1e400"], "1e400 is beyond float64's range. Pass inf"),
         (["check", "honest.npz", "--max-norm", "2e-400"], "2e-400 is beyond float64's range. Pass inf"),
         (["check", "none.npz", "--max-norm", "1"], "there is no file"),

@@ -92,6 +92,7 @@ def test_what_cannot_be_read_ends_with_one_line(tmp_path, command, content):
         (["--max-norm", "nan"], "--max-norm must not be negative or NaN, got nan"),
         (["--max-norm", "-2"], "--max-norm must not be negative"),
         (["--max-norm", "much"], "Invalid value for '--max-norm'"),
+        (["--max-norm", "1_0"], "Invalid value for '--max-norm': '1_0' is not a number."),
         (["--unknown"], "No such option"),
     ],
 )

@@ -66,3 +66,12 @@ def test_gradients_moved_to_the_host_are_reduced_where_their_group_can(types, ex
     """As after FSDP2's CPUOffloadPolicy: parameters in host memory, a group that may know only an accelerator."""
     group = SimpleNamespace(handle=SimpleNamespace(_device_types=[torch.device(name) for name in types]))
     assert device_for([group] if types else [], [torch.ones(2)]).type == expected
+
+
+@pytest.mark.parametrize(("there", "expected"), [(False, "cpu"), (True, "cuda")])
+def test_an_accelerator_that_is_not_there_reduces_nothing(monkeypatch, there, expected):
+    """PyTorch for CUDA names one, and gloo knows it, on machines without a GPU, too."""
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: there)
+    group = SimpleNamespace(handle=SimpleNamespace(_device_types=[torch.device("cpu"), torch.device("cuda")]))
+    assert device_for([group], [SimpleNamespace(grad=None)]).type == expected

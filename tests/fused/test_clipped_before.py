@@ -31,6 +31,10 @@ def measured(parameters):
     utils.clip_grad_norm_(parameters, math.inf)
 
 
+def measured_by_a_huge_threshold(parameters):
+    utils.clip_grad_norm_(parameters, 1e9)
+
+
 def by_value(parameters):
     utils.clip_grad_value_(parameters, 2.0)
 
@@ -76,7 +80,7 @@ def test_a_call_before_the_step_is_told_of_once(clip, closure, fused):
 
 @pytest.mark.parametrize(
     ("clip", "norm"),
-    [(nothing, 5.0), (measured, 5.0), (by_value, 8**0.5), (by_layers, 2.0)],
+    [(nothing, 5.0), (measured, 5.0), (measured_by_a_huge_threshold, 5.0), (by_value, 8**0.5), (by_layers, 2.0)],
     ids=lambda one: getattr(one, "__name__", one),
 )
 @pytest.mark.parametrize("fused", [False, True])

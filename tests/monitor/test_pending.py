@@ -6,10 +6,13 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import torch
+from flax import nnx
 
 import gradclip
+from gradclip.integrations.optax import clip_by_global_norm_with_state
 from gradclip.monitor.pending import Pending
 from gradclip.monitor.pending import resolved as seen
 
@@ -178,3 +181,15 @@ def test_traced_values_are_refused_with_the_way_out():
         jax.jit(lambda norm: steps((norm, 1.0)))(1.0)
     with pytest.raises(TypeError, match="layer_norms is traced"):
         jax.jit(lambda norms: Pending.of(5.0, 1.0, norms, "propagate", ("a", "b")))(jnp.ones(2))
+
+
+def test_variables_of_nnx_are_recorded_as_the_arrays_they_hold():
+    model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    chain = optax.chain(clip_by_global_norm_with_state(1.0), optax.sgd(0.1))
+    optimizer = nnx.Optimizer(model, chain, wrt=nnx.Param)
+    gradients = nnx.grad(lambda model: 100 * model(jnp.ones((1, 2))).sum())(model)
+    optimizer.update(model, gradients)
+    monitor = gradclip.Monitor()
+    monitor.record(*optimizer.opt_state[0])
+    assert (monitor.clipped, monitor.last.max_norm) == (1, 1.0)
+    assert monitor.last.norm == pytest.approx(float(gradclip.global_norm(nnx.to_pure_dict(gradients))))

@@ -243,7 +243,13 @@ def _check_numbers(state: Mapping[str, Any]) -> None:
         wrong = [norm for norm in state["norms"] if not 0 < float(norm) < math.inf]
         wrong += [held for held in (state.get("held", 0.0),) if not 0 <= float(held) < math.inf]
         wrong += [name for name in (state["dtype"],) if name not in ("float32", "float64")]
-    except (TypeError, ValueError) as error:
+        wrong += [ord for ord in (state["ord"],) if ord is not None and not (float(ord) > 0 or ord == -math.inf)]
+        wrong += [
+            state[name]
+            for name in ("steps", "clipped", "skipped")
+            if not (state[name] >= 0 and int(state[name]) == state[name])
+        ]
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"the state is damaged: {error}. Pass the result of its state_dict().") from error
     if wrong:
         raise ValueError(f"the state is damaged: it holds {shown(wrong[0])}. Pass the result of its state_dict().")

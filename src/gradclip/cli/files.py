@@ -1,7 +1,6 @@
 """The commands that read files of arrays. The code that does the work is imported only when a command runs."""
 
 import json
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from gradclip.cli.logs import fail
+from gradclip.cli.logs import fail, threshold
 
 if TYPE_CHECKING:
     from gradclip.backends.host.arrays import HostArray
@@ -39,23 +38,11 @@ _MINUS = Annotated[
 ]
 
 
-def _threshold(text: str) -> float:
-    """Return the nearest float. Raises `typer.BadParameter` for what is no number, or beyond float64's range."""
-    try:
-        number = float(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a number. Pass for example 1.0.") from None
-    digits = text.lower().partition("e")[0]
-    if any(one in "123456789" for one in digits) and (math.isinf(number) or not number):
-        raise typer.BadParameter(f"{text} is beyond float64's range. Pass inf for no threshold.")
-    return number
-
-
 _MAX_NORM = Annotated[
     float,
     typer.Option(
         "--max-norm",
-        parser=_threshold,
+        parser=threshold,
         metavar="C",
         help="The threshold, as a float: 0.1 is Python's 0.1.",
         show_default=False,
@@ -157,7 +144,7 @@ def check(
 def _number(text: str) -> float | str:
     """Return the number that a text is, or the text: the checks of orders say what is wrong with it."""
     try:
-        return float(text)
+        return float("" if "_" in text else text)
     except ValueError:
         return text
 

@@ -22,8 +22,25 @@ _LOG = Annotated[
         show_default=False,
     ),
 ]
+
+
+def threshold(text: str) -> float:
+    """Return the nearest float. Raises `typer.BadParameter` for what is no number, or beyond float64's range."""
+    try:
+        number = float("" if "_" in text else text)  # Python reads 1_0 as 10
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a number. Pass for example 1.0.") from None
+    digits = text.lower().partition("e")[0]
+    if any(one in "123456789" for one in digits) and (math.isinf(number) or not number):
+        raise typer.BadParameter(f"{text} is beyond float64's range. Pass inf for no threshold.")
+    return number
+
+
 _MAX_NORM = Annotated[
-    float | None, typer.Option(help="The threshold of the run; inf if it did not clip.", show_default=False)
+    float | None,
+    typer.Option(
+        parser=threshold, metavar="C", help="The threshold of the run; inf if it did not clip.", show_default=False
+    ),
 ]
 _KEY = Annotated[str | None, typer.Option(help="The name of the norm in the log.", show_default=False)]
 _JSON = Annotated[bool, typer.Option("--json", help="Print JSON.")]

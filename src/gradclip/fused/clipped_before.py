@@ -16,6 +16,8 @@ from gradclip.fused.guard_judge import threshold_of
 from gradclip.fused.guard_words import ClippingWarning, level_of_user
 
 _STEPS = 2
+_ONLY_MEASURES = 1e6
+"""A threshold from which on a call is made for the norm that it returns."""
 _OWN = "max_grad_norm"
 """In the parameter groups of optimizers that clip the global norm in their step, such as LAMB."""
 
@@ -87,8 +89,8 @@ class ClippedBefore:
     # What it hears of
 
     def clipped(self, call: ClipCall) -> None:
-        """Hear of a call. With an infinite threshold it only measures. One for some of the gradients may be meant."""
-        if self._own or call.norm is None or call.several or not threshold_of(call) < math.inf:
+        """Hear of a call. With a huge threshold it only measures. One for some of the gradients may be meant."""
+        if self._own or call.norm is None or call.several or not threshold_of(call) < _ONLY_MEASURES:
             return
         theirs = set(map(id, call.parameters or ()))
         if all(id(one) in theirs for group in self.optimizer.param_groups for one in group["params"]):

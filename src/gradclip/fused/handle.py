@@ -174,7 +174,10 @@ class StepClipping:
         if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
             return False
         params = ParameterList.of(groups_of(optimizer), own_thresholds=True)
-        return processes_of(params, self._request.process_group, self._request.mesh) is ONE_PROCESS
+        if processes_of(params, self._request.process_group, self._request.mesh) is not ONE_PROCESS:
+            return False
+        params.check_no_engine_holds(some_lack=True)
+        return True
 
     def _stepped(self, norm: torch.Tensor, parts: Sequence[StepPart], *, common: bool = True) -> None:
         """Record what a step has clipped. `common`: the first part is that of the threshold for all."""

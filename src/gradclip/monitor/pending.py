@@ -71,6 +71,11 @@ class Pending(NamedTuple):
         skip_above: float = math.inf,
     ) -> "Pending":
         """Check and hold the values to record. Raises TypeError for a value that is not numeric or is traced."""
+        # Variables of flax's nnx hold an array.
+        if callable(inside := getattr(norm, "__jax_array__", None)):
+            norm = inside()
+        if callable(inside := getattr(max_norm, "__jax_array__", None)):
+            max_norm = inside()
         threshold = max_norm
         if not known(max_norm) and hasattr(max_norm, "threshold"):
             threshold, skip_above = max_norm.threshold, getattr(max_norm, "skip_above", math.inf)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.integrations.torch import clip_grad_norm_, fold_into
+from gradclip.integrations.torch import clip_at_step, clip_grad_norm_, fold_into
 
 CALLS = {
     "grad_norm": gradclip.grad_norm,
@@ -69,10 +69,12 @@ def test_the_name_of_the_parameter_is_told():
         gradclip.clip_grad_norm_({"head.weight": held(ds_id=3)}, 1.0)
 
 
-def test_a_folded_step_is_refused():
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("attach", [fold_into, clip_at_step])
+def test_a_step_is_refused(attach, fused):
     weight = held(main_grad=torch.ones(2, 3))
-    optimizer = torch.optim.SGD([weight], lr=1.0, fused=True)
-    fold_into(optimizer, 1.0)
+    optimizer = torch.optim.SGD([weight], lr=1.0, fused=fused or attach is fold_into)
+    attach(optimizer, 1.0)
     with pytest.raises(ValueError, match=r"lies in \.main_grad"):
         optimizer.step()
 

@@ -200,7 +200,8 @@ def device_for(handles: Sequence[Group], parameters: Sequence[Any]) -> torch.dev
     """Return the device for this process's reductions: that of its parameters if the groups support it, else theirs."""
     # A group reduces only on the devices of its backends. NCCL, for example, does not reduce on the CPU.
     types = [device.type for device in handles[0].handle._device_types] if handles else []
-    accelerator = torch.accelerator.current_accelerator()
+    # A build of PyTorch for CUDA names its accelerator on machines that have none, too.
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     first = next((p for p in parameters if isinstance(p, torch.Tensor)), None)
     known = [] if first is None else [first.device.type]
     wanted = [*known, *([accelerator.type] if accelerator else []), "cpu"]
