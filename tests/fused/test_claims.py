@@ -84,3 +84,26 @@ def test_a_handle_removed_twice_lets_no_second_clipping_in(attach):
     old.remove()
     with pytest.raises(ValueError, match="clip already"):
         attach(optimizer, 3.0)
+
+
+@pytest.mark.parametrize("attach", ATTACH.values())
+def test_an_optimizer_made_anew_for_the_same_parameters_takes_over(attach):
+    """As in a cell of a notebook that is run again, where a name still refers to the old handle."""
+    norm, monitor, weight = AdaptiveNorm(), gradclip.Monitor(), torch.nn.Parameter(torch.zeros(2))
+    for _ in range(2):
+        optimizer = torch.optim.Adam([weight], fused=True)
+        handle = attach(optimizer, norm, monitor=monitor)
+        weight.grad = torch.tensor([3.0, 4.0])
+        optimizer.step()
+    assert (handle.steps, norm.steps, monitor.steps) == (1, 2, 2)
+
+
+@pytest.mark.parametrize("attach", ATTACH.values())
+def test_one_that_was_replaced_is_free(attach):
+    norm, one, other = AdaptiveNorm(), adam(), adam()
+    first = attach(one, norm)
+    first.max_norm = 1.0
+    second = attach(other, norm)
+    with pytest.raises(ValueError, match="already follows another optimizer"):
+        first.max_norm = norm
+    assert (first.max_norm, second.max_norm) == (1.0, norm)

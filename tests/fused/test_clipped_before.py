@@ -175,3 +175,15 @@ def test_an_optimizer_that_clips_to_no_less_is_not_told_of(own):
     messages, length, _ = told_of_own(own, 2.0)
     assert messages == []
     assert length == pytest.approx(2.0)
+
+
+def test_the_clipping_of_another_step_is_not_taken_for_it():
+    weight = torch.nn.Parameter(torch.zeros(2))
+    one, other = (torch.optim.SGD([weight], lr=1.0) for _ in range(2))
+    for optimizer in (one, other):
+        clip_at_step(optimizer, 1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for optimizer in (one, other) * 3:
+            weight.grad = torch.tensor([3.0, 4.0])
+            optimizer.step()

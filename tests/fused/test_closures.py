@@ -45,6 +45,12 @@ class NoClosure(Recorded):
         return "stepped"
 
 
+class TakesModel(Recorded):
+    def step(self, model, scale=1.0):
+        self.got.append((type(model).__name__, [*model.parameters()] != [], scale))
+        return "stepped"
+
+
 def closure(optimizer):
     """Stand for the closure of the optimizer that a case makes."""
     return optimizer.closure
@@ -67,6 +73,7 @@ CASES = {
     "last named": (ClosureLast, (LOSS,), {"closure": closure}, (LOSS, 1.0, 50.0)),
     "loss alone": (ClosureLast, (LOSS,), {}, (LOSS, 1.0, None)),
     "another name": (OtherName, (closure, 7), {}, (75.0, 7)),
+    "a model": (TakesModel, (torch.nn.Linear(1, 1), 0.5), {}, ("Linear", True, 0.5)),
     "no closure": (NoClosure, (LOSS, "a", 2), {"b": 3}, (LOSS, ("a", 2), {"b": 3})),
 }
 

@@ -5,24 +5,12 @@ import warnings
 
 import pytest
 import torch
-from torch.optim import optimizer as of_torch
 
 import gradclip
 from gradclip.fused import elsewhere
 from gradclip.integrations.torch import clip_at_step
 
 ATTACH = {"clip_at_step": lambda optimizer: clip_at_step(optimizer, 1.0), "guard": gradclip.guard}
-
-
-@pytest.fixture(autouse=True)
-def alone():
-    gc.collect()  # optimizers that other tests have left
-    for one in tuple(elsewhere._waiting):
-        one.stop()
-    yield
-    for one in tuple(elsewhere._waiting):
-        one.stop()
-    assert not of_torch._global_optimizer_pre_hooks
 
 
 def made(count=2):
@@ -36,43 +24,69 @@ def sgd(weights):
     return torch.optim.SGD(weights, lr=1.0)
 
 
+def steps(optimizer, count):
+    """Step without a warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(count):
+            optimizer.step()
+
+
 @pytest.mark.parametrize("name", ATTACH)
 def test_an_optimizer_made_anew_is_told_of_once(name):
     weights = made()
     handle = ATTACH[name](sgd(weights))
-    anew = torch.optim.AdamW(weights[:1], lr=1.0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        anew.step()
-    said = rf"{name} was called for one SGD, which has not stepped, while one AdamW has stepped 2 times"
+    anew = torch.optim.AdamW([*weights, *made()], lr=1.0)
+    steps(anew, 99)
+    said = rf"{name} was called for one SGD, which has not stepped, while one AdamW has stepped 100 times"
     with pytest.warns(gradclip.ClippingWarning, match=said) as told:
         anew.step()
     assert told[0].filename == __file__
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        anew.step()
+    steps(anew, 101)
+    handle.remove()
+
+
+CASES = {
+    "it steps": lambda optimizer, handle: optimizer.step(),
+    "removed": lambda optimizer, handle: handle.remove(),
+}
+
+
+@pytest.mark.parametrize("name", ATTACH)
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_is_said_of_one_that_steps_or_was_removed(name, case):
+    weights = made()
+    optimizer, other = sgd(weights), sgd(weights)
+    handle = ATTACH[name](optimizer)
+    steps(other, 99)
+    CASES[case](optimizer, handle)
+    steps(other, 101)
+    assert id(handle._elsewhere) not in elsewhere._waiting
     handle.remove()
 
 
 @pytest.mark.parametrize("name", ATTACH)
-@pytest.mark.parametrize("removed", [False, True])
-def test_nothing_is_said_of_one_that_steps_or_was_removed(name, removed):
+def test_nothing_is_said_of_others(name):
+    """They have other parameters, or only some of them, as before layers are unfrozen, or are watched themselves."""
     weights = made()
-    optimizer, other, apart = sgd(weights), sgd(weights), sgd(made())
-    handle = ATTACH[name](optimizer)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for _ in range(3):
-            apart.step()
-        other.step()
-        if removed:
-            handle.remove()
-        else:
-            optimizer.step()
-        for _ in range(3):
-            other.step()
-    assert not of_torch._global_optimizer_pre_hooks
+    handle, other = ATTACH[name](sgd(weights)), sgd(weights)
+    steps(sgd(made()), 101)
+    steps(sgd(weights[:1]), 101)
+    beside = ATTACH[name](other)
+    steps(other, 101)
+    beside.remove()
     handle.remove()
+
+
+def test_what_waits_keeps_nothing_and_the_hooks_stay():
+    gc.collect()
+    before = set(elsewhere._waiting)
+    handle = clip_at_step(sgd(made()), 1.0)
+    assert set(elsewhere._waiting) - before == {id(handle._elsewhere)}
+    del handle
+    gc.collect()
+    assert not set(elsewhere._waiting) - before
+    assert len(elsewhere._registered) == 2
 
 
 class ZeroRedundancyOptimizer(torch.optim.Optimizer):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.integrations.torch import clip_in_backward, fold_into
+from gradclip.integrations.torch import clip_at_step, clip_in_backward, fold_into
 from loops import CLIPS, STEPS, descent, loss_of, network, trained
 
 
@@ -189,4 +189,16 @@ def test_an_optimizer_that_clips_in_its_own_step(own, kinds):
         loss_of(model).backward()
         optimizer.step()
     assert [one.kind for one in watched.reports] == kinds
+    watched.remove()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_first_step_without_gradients(fused):
+    weight = torch.nn.Parameter(torch.zeros(3))
+    optimizer = torch.optim.Adam([weight], fused=fused)
+    watched = gradclip.guard(optimizer, clip_at_step(optimizer, gradclip.AdaptiveNorm()))
+    for grad in (None, torch.ones(3), torch.ones(3)):
+        weight.grad = grad
+        optimizer.step()
+    assert watched.reports == []
     watched.remove()

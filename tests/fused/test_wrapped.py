@@ -148,3 +148,14 @@ def test_circles_end():
     one.optimizer = other
     with pytest.raises(TypeError, match="got Outside"):
         unwrapped(one)
+
+
+@pytest.mark.parametrize("attach", [lambda one: clip_at_step(one, 1.0), gradclip.guard])
+def test_one_that_steps_several_is_refused(attach):
+    """Its own steps have no hooks, and the first that it steps has only some of its parameters."""
+    first, second = (sgd(torch.nn.Parameter(torch.zeros(2))) for _ in range(2))
+    both = Around(first, "optimizer")
+    both.param_groups = [*first.param_groups, *second.param_groups]
+    with pytest.raises(TypeError, match=r"got Around\. The optimizer in it has only some of its parameters.*Pass each"):
+        attach(both)
+    assert not first._optimizer_step_pre_hooks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from functools import partial
 from typing import Any
 
@@ -244,11 +244,11 @@ def _check_numbers(state: Mapping[str, Any]) -> None:
         wrong += [held for held in (state.get("held", 0.0),) if not 0 <= float(held) < math.inf]
         wrong += [name for name in (state["dtype"],) if name not in ("float32", "float64")]
         wrong += [ord for ord in (state["ord"],) if ord is not None and not (float(ord) > 0 or ord == -math.inf)]
-        wrong += [
-            state[name]
-            for name in ("steps", "clipped", "skipped")
-            if not (state[name] >= 0 and int(state[name]) == state[name])
-        ]
+        counts = [state[name] for name in ("steps", "clipped", "skipped")]
+        wrong += [count for count in counts if not count >= 0 or int(count) != count]
+        last = [state[name] for name in ("norm", "threshold")]
+        wrong += [one for one in last if one is not None and (isinstance(one, str) or float(one) < 0)]
+        wrong += [norms for norms in (state["norms"],) if isinstance(norms, str | Mapping | Set)]
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"the state is damaged: {error}. Pass the result of its state_dict().") from error
     if wrong:

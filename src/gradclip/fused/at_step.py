@@ -22,7 +22,7 @@ from gradclip.fused.handle import StepClipping, check_unclipped, groups_of
 from gradclip.fused.optimizers import check_fused, check_listed_once, forget_scaler
 from gradclip.fused.step import Request, checked
 from gradclip.fused.step_parts import PartsWatched, StepPart
-from gradclip.fused.wrapped import unwrapped
+from gradclip.fused.wrapped import parameters_of, unwrapped
 from gradclip.group_thresholds import Part, parts_of
 from gradclip.inplace import clip_grad_norm_, grad_norm
 from gradclip.monitor.monitor import Monitor
@@ -150,7 +150,7 @@ def clip_at_step(
             or Megatron clips by itself.
         ValueError: the steps of this optimizer clip already; the `AdaptiveNorm` or the monitor follows another one; an
             argument that `gradclip.clip_grad_norm_` refuses. At a step: a GradScaler left the gradients scaled, and the
-            optimizer cannot clip them so; or it is one process's share of a ZeroRedundancyOptimizer.
+            optimizer cannot clip them so; the optimizer is one process's share of a ZeroRedundancyOptimizer.
         RuntimeError: this call or a step failed on another process.
         FloatingPointError: at a step with `nonfinite="raise"`, the gradients contain NaN or infinity.
 
@@ -165,8 +165,9 @@ def clip_at_step(
 
     The history of an `AdaptiveNorm`, also of one in a parameter group, is saved in the optimizer's `state_dict`, under
     "gradclip", and loaded from there: call `clip_at_step` before you load a checkpoint. Functions that keep only
-    "state" and "param_groups", such as `torch.distributed.checkpoint.state_dict`, lose it: save the `state_dict()` of
-    what is returned beside them. A copy of the optimizer does not clip: call `clip_at_step` for it.
+    "state" and "param_groups", such as `torch.distributed.checkpoint.state_dict`, lose it, as does an optimizer around
+    the one that steps, such as SAM: save the `state_dict()` of what is returned beside them. A copy of the optimizer
+    does not clip: call `clip_at_step` for it.
 
     >>> import torch
     >>> weight = torch.nn.Parameter(torch.zeros(2))
@@ -180,8 +181,10 @@ def clip_at_step(
     Two clippings at once are a mistake: if a trainer or the loop has clipped all of these gradients by their global
     norm, too, one of the first two steps warns with a `gradclip.ClippingWarning`. It hears of gradclip's functions and
     of those of `torch.nn.utils`, which accelerate, Hugging Face's Trainer and Lightning call. This call also warns of
-    an optimizer that clips in its own step to a lower "max_grad_norm", as LAMB does. If another optimizer steps its
-    parameters before it has stepped at all, the second such step warns.
+    an optimizer that clips in its own step to a lower "max_grad_norm", as LAMB does.
+
+    If `optimizer` never steps, and another one, which nothing clips, makes 100 steps with its parameters, the last of
+    these warns.
 
     """
     # As if each group had a threshold: some may on other processes, and all must send messages of one length.
@@ -195,7 +198,7 @@ def clip_at_step(
         if monitor is not None:
             check_monitor(monitor)
         for given in (monitor, max_norm, *(group.get("max_norm") for group in found.param_groups)):
-            check_free(given)
+            check_free(given, parameters_of(found))
         if isinstance(max_norm, Mapping):
             check_threshold(max_norm)  # only calls take patterns of names
         _ask(processes, request, parts_of(params, max_norm, alone=processes is ONE_PROCESS))

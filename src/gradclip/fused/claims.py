@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from collections.abc import Set
 from typing import Any, Protocol
 
 from gradclip.adaptive.holder import AdaptiveNorm
@@ -9,34 +10,41 @@ from gradclip.monitor.monitor import Monitor
 
 
 class Holder(Protocol):
-    """What clips at the steps of an optimizer."""
+    """The clipping at the steps of an optimizer, or by an engine."""
 
-    @property
-    def attached(self) -> bool:
-        """Whether it still clips."""
+    def follows(self, given: object) -> bool:
+        """Return whether it clips, and records the norms in what is given."""
+
+    def own(self) -> Set[int]:
+        """Return the identities of the parameters whose gradients it clips, as far as they are known."""
 
 
-_held: "weakref.WeakKeyDictionary[Any, weakref.ref[Any]]" = weakref.WeakKeyDictionary()
+_holders: "weakref.WeakKeyDictionary[Any, weakref.ref[Any]]" = weakref.WeakKeyDictionary()
 
 
-def check_free(given: object, holder: Holder | None = None) -> None:
-    """Raise a ValueError if another optimizer's clipping has what is given, an `AdaptiveNorm` or a `Monitor`."""
-    if _other(given, holder) is None:
+def check_free(given: object, parameters: Set[int] = frozenset(), holder: Holder | None = None) -> None:
+    """Raise a ValueError if an `AdaptiveNorm` or a `Monitor` follows the optimizer of another holder.
+
+    An optimizer made anew for some of the same parameters may take it over.
+    """
+    if _other(given, parameters, holder) is None:
         return
     gc.collect()  # an optimizer and what clips it hold each other
-    if _other(given, holder) is not None:
+    if _other(given, parameters, holder) is not None:
         raise ValueError(
-            f"this {type(given).__name__} already follows another optimizer. Pass each optimizer its own, or call "
-            "remove() of what clips the other."
+            f"this {type(given).__name__} already follows another optimizer. Pass each optimizer its own, or first "
+            "call remove() of the handle that clips the other."
         )
 
 
-def _other(given: object, holder: Holder | None) -> Holder | None:
-    found = _held[given]() if isinstance(given, AdaptiveNorm | Monitor) and given in _held else None
-    return found if found is not None and found is not holder and found.attached else None
-
-
 def claim(given: object, holder: Holder) -> None:
-    """Note who has it, after `check_free`."""
+    """Note which holder has an `AdaptiveNorm` or a `Monitor`."""
     if isinstance(given, AdaptiveNorm | Monitor):
-        _held[given] = weakref.ref(holder)
+        _holders[given] = weakref.ref(holder)
+
+
+def _other(given: object, parameters: Set[int], holder: Holder | None) -> Holder | None:
+    found = _holders[given]() if isinstance(given, AdaptiveNorm | Monitor) and given in _holders else None
+    if found is None or found is holder or not found.follows(given):
+        return None
+    return None if parameters & found.own() else found

@@ -21,6 +21,9 @@ _ONLY_MEASURES = 1e6
 _OWN = "max_grad_norm"
 """In the parameter groups of optimizers that clip the global norm in their step, such as LAMB."""
 
+_stepping: "set[ClippedBefore]" = set()
+"""Those whose steps are clipping now: other optimizers may have the same parameters."""
+
 
 def own_thresholds(optimizer: Optimizer) -> list[float]:
     """Return the threshold to which the step of an optimizer clips each group itself; inf for none, as it says by 0."""
@@ -54,13 +57,13 @@ class ClippedBefore:
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self._heard: ClipCall | None = None
-        self._own = False
         self._left = _STEPS
         guard_calls.watch(self)
 
     def begin(self) -> None:
         """Warn of a call since the last step, once. What is heard until `end` is the step's own clipping."""
-        self._own, heard = True, self._heard
+        _stepping.add(self)
+        heard = self._heard
         if heard is None or not self._left:
             return
         self.stop()
@@ -75,7 +78,7 @@ class ClippedBefore:
 
     def end(self) -> None:
         """Listen again, or no more after enough steps."""
-        self._own = False
+        _stepping.discard(self)
         if self._left:
             self._left -= 1
             if not self._left:
@@ -90,7 +93,7 @@ class ClippedBefore:
 
     def clipped(self, call: ClipCall) -> None:
         """Hear of a call. With a huge threshold it only measures. One for some of the gradients may be meant."""
-        if self._own or call.norm is None or call.several or not threshold_of(call) < _ONLY_MEASURES:
+        if _stepping or call.norm is None or call.several or not threshold_of(call) < _ONLY_MEASURES:
             return
         theirs = set(map(id, call.parameters or ()))
         if all(id(one) in theirs for group in self.optimizer.param_groups for one in group["params"]):

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
+import torch
+
 Closure = Callable[..., Any]
 
 
@@ -18,7 +20,7 @@ def with_closure(
     if callable(named := kwargs.get("closure")):
         return args, {**kwargs, "closure": wrap(named)}
     place = _place(type(args[0]).step)
-    if len(args) > place and callable(args[place]):
+    if len(args) > place and callable(args[place]) and not isinstance(args[place], torch.nn.Module):
         return (*args[:place], wrap(args[place]), *args[place + 1 :]), dict(kwargs)
     return None
 

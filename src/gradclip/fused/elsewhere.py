@@ -1,6 +1,7 @@
 """Say so if the parameters of a watched optimizer are stepped by another, which nobody clips or looks at.
 
-PyTorch's global hooks see every step. They are there only as long as an optimizer that is watched has not stepped.
+PyTorch's global hooks see every step. Once registered they stay, since another thread may be going through them; they
+do nothing where nobody waits.
 """
 
 import warnings
@@ -14,11 +15,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from gradclip.fused.guard_words import ClippingWarning, level_of_user
 from gradclip.fused.wrapped import parameters_of
 
-_SAID_AFTER = 2
-"""Steps of another optimizer. One alone may be the first of two that take turns."""
+_SAID_AFTER = 100
+"""Steps of another optimizer. Two may take turns, and one may go first for a while."""
 _SHARDED = "ZeroRedundancyOptimizer"
-_waiting: "weakref.WeakSet[Elsewhere]" = weakref.WeakSet()
-_hooks: list[Any] = []
+_waiting: "dict[int, weakref.ref[Elsewhere]]" = {}
+_watched: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
+_registered: list[Any] = []
 
 
 class Elsewhere:
@@ -26,12 +28,14 @@ class Elsewhere:
 
     def __init__(self, optimizer: Optimizer, function: str) -> None:
         self._optimizer, self._function = weakref.ref(optimizer), function
-        self._others: dict[int, int] = {}
+        self._counts: dict[int, int | None] = {}  # of the steps of others; None for those of which nothing is said
         self._around: Any = None
-        _waiting.add(self)
-        if not _hooks:
-            _hooks.append(register_optimizer_step_pre_hook(_begins))
-            _hooks.append(register_optimizer_step_post_hook(_has_stepped))
+        number = id(self)
+        _waiting[number] = weakref.ref(self, lambda _: _waiting.pop(number, None))
+        _watched.add(optimizer)
+        if not _registered:
+            _registered.append(register_optimizer_step_pre_hook(_begins))
+            _registered.append(register_optimizer_step_post_hook(_has_stepped))
 
     def arrived(self) -> None:
         """Note that the optimizer steps. Raise a ValueError if it is one process's share of a sharded one."""
@@ -44,49 +48,55 @@ class Elsewhere:
         self.stop()
 
     def stop(self) -> None:
-        """Wait no more. The last one removes the hooks; not at the end of a step, whose hooks PyTorch goes through."""
-        _waiting.discard(self)
-        if not _waiting:
-            while _hooks:
-                _hooks.pop().remove()
+        """Wait no more."""
+        _waiting.pop(id(self), None)
 
     def begins(self, other: Optimizer) -> None:
         """Hear that another optimizer begins a step."""
-        if any(kind.__name__ == _SHARDED for kind in type(other).__mro__) and self._shares(other):
+        mine = self._optimizer()
+        if mine is None or not any(kind.__name__ == _SHARDED for kind in type(other).__mro__):
+            return
+        if parameters_of(mine) <= parameters_of(other):
             self._around = weakref.ref(other)
 
     def has_stepped(self, other: Optimizer) -> None:
         """Hear that another optimizer has stepped."""
         self._around = None
-        if not self._shares(other):
+        number = id(other)
+        if number not in self._counts:
+            self._counts[number] = 0 if self._stands_for(other) else None
+        count = self._counts[number]
+        if count is None:
             return
-        count = self._others[id(other)] = self._others.get(id(other), 0) + 1
-        if count == _SAID_AFTER:
-            _waiting.discard(self)
+        self._counts[number] = count + 1
+        if count + 1 == _SAID_AFTER:
+            self.stop()
+            mine, others = type(self._optimizer()).__name__, type(other).__name__
             warnings.warn(
-                f"{self._function} was called for {_named(self._optimizer())}, which has not stepped, while "
-                f"{_named(other)} has stepped {count} times with parameters of it. Those steps are not seen. Call "
+                f"{self._function} was called for one {mine}, which has not stepped, while one {others} has stepped "
+                f"{count + 1} times with the same parameters. Nothing has clipped those steps, or looked at them. Call "
                 f"{self._function} for the optimizer that steps.",
                 ClippingWarning,
                 stacklevel=level_of_user(),
             )
 
-    def _shares(self, other: Optimizer) -> bool:
+    def _stands_for(self, other: Optimizer) -> bool:
+        """Return whether another optimizer has all of the parameters, and is not watched itself."""
         mine = self._optimizer()
-        return mine is not None and mine is not other and not parameters_of(mine).isdisjoint(parameters_of(other))
-
-
-def _named(optimizer: Any) -> str:
-    return f"one {type(optimizer).__name__}"
+        return mine is not None and other not in _watched and parameters_of(mine) <= parameters_of(other)
 
 
 def _begins(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if not torch.compiler.is_compiling():
-        for one in tuple(_waiting):
+    if _waiting and not torch.compiler.is_compiling():
+        for one in _those_who_wait():
             one.begins(optimizer)
 
 
 def _has_stepped(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if not torch.compiler.is_compiling():
-        for one in tuple(_waiting):
+    if _waiting and not torch.compiler.is_compiling():
+        for one in _those_who_wait():
             one.has_stepped(optimizer)
+
+
+def _those_who_wait() -> list[Elsewhere]:
+    return [one for found in list(_waiting.values()) if (one := found()) is not None]

@@ -46,12 +46,12 @@ class EngineClipping:
     ) -> None:
         self._name, self._skips = name, skips
         self._undo: Callable[[], None] | None = None
+        self._monitor = monitor
         self.max_norm = max_norm
         if monitor is not None:
             check_monitor(monitor)
             check_free(monitor)
             claim(monitor, self)
-        self._monitor = monitor
         self.norm: float | None = None
 
     @property
@@ -61,14 +61,17 @@ class EngineClipping:
 
     @max_norm.setter
     def max_norm(self, value: Threshold | AdaptiveNorm) -> None:
-        check_free(value, self)
+        check_free(value, holder=self)
         self._max_norm: float | AdaptiveNorm = self._checked(value)
         claim(value, self)
 
-    @property
-    def attached(self) -> bool:
-        """Whether it clips: until `remove()`."""
-        return self._undo is not None
+    def follows(self, given: object) -> bool:
+        """Return whether the engine clips, and its norms are recorded in what is given."""
+        return self._undo is not None and (given is self._max_norm or given is self._monitor)
+
+    def own(self) -> frozenset[int]:
+        """Return no parameters: the engine holds them."""
+        return frozenset()
 
     def _checked(self, value: Threshold | AdaptiveNorm) -> float | AdaptiveNorm:
         if not isinstance(value, AdaptiveNorm):

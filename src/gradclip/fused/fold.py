@@ -29,6 +29,7 @@ from gradclip.fused.optimizers import (
 )
 from gradclip.fused.step import Measured, Request, checked
 from gradclip.fused.step_parts import StepPart
+from gradclip.fused.wrapped import parameters_of
 from gradclip.monitor.monitor import Monitor
 from gradclip.parameters import ParameterList
 from gradclip.typing import Meshes, Ord, Policy, ProcessGroups, Threshold
@@ -188,7 +189,7 @@ def fold_into(
         if monitor is not None:
             check_monitor(monitor)
         for given in (monitor, max_norm, *(group.get("max_norm") for group in optimizer.param_groups)):
-            check_free(given)
+            check_free(given, parameters_of(optimizer))
         request.ask(processes, checked(max_norm))
     return FusedClipping(optimizer, max_norm, request, monitor)
 

@@ -48,7 +48,7 @@ class StepGuard:
         self.steps = self.looks = 0
         self._max_norm, self._settings = max_norm, settings
         self._skips = Skips()
-        self._followed = False
+        self._followed = self._had_gradients = False
         self._scaler: torch.amp.GradScaler | None = None
         self._steps_before = 0
         processes_of(ParameterList.of(self._groups()), settings.process_group, settings.mesh)
@@ -209,7 +209,9 @@ class StepGuard:
         for kind, sentence in judged(facts):
             if not (kind == "not_clipped" and clips_itself):
                 self._tell(kind, sentence)
-        if self._adaptive is not None and self._adaptive.steps == 0 and window.after_step and not self._only_own():
+        unused = self._adaptive is not None and self._adaptive.steps == 0 and self._had_gradients
+        self._had_gradients = self._had_gradients or bool(parameters)
+        if unused and window.after_step and not self._only_own():
             self._tell("not_clipped", f"the optimizer got the norm {norm:.4g}, and nothing has used the AdaptiveNorm.")
         if self._ranks is not None:
             self._ranks.publish(self.steps, parameters, window.witnesses, norm)

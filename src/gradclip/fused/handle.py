@@ -20,6 +20,7 @@ from gradclip.fused.elsewhere import Elsewhere
 from gradclip.fused.optimizers import makes_state
 from gradclip.fused.step import Request
 from gradclip.fused.step_parts import StepPart, left_of_all
+from gradclip.fused.wrapped import parameters_of
 from gradclip.monitor.monitor import Monitor
 from gradclip.parameters import ParameterList
 from gradclip.typing import Threshold
@@ -63,13 +64,12 @@ class StepClipping:
         self, optimizer: Optimizer, max_norm: Threshold | AdaptiveNorm, request: Request, monitor: Monitor | None
     ) -> None:
         self._hooks: list[Any] = []
+        self._optimizer, self._monitor = optimizer, monitor
         self.max_norm = max_norm
         self.norm: torch.Tensor | None = None
         self.threshold: float | torch.Tensor | None = None
         self.steps = 0
         self._request = request
-        self._monitor = monitor
-        self._optimizer = optimizer
         self._loading: Mapping[str, Any] | None = None
         self._clipped: Any = 0
         self._parts: Sequence[StepPart] = ()
@@ -94,14 +94,18 @@ class StepClipping:
 
     @max_norm.setter
     def max_norm(self, value: Threshold | AdaptiveNorm) -> None:
-        check_free(value, self)
+        check_free(value, self.own(), self)
         self._max_norm: float | AdaptiveNorm = value if isinstance(value, AdaptiveNorm) else self._checked(value)
         claim(value, self)
 
-    @property
-    def attached(self) -> bool:
-        """Whether it clips: until `remove()`."""
-        return bool(self._hooks)
+    def follows(self, given: object) -> bool:
+        """Return whether it clips, and records the norms in what is given, an `AdaptiveNorm` or a `Monitor`."""
+        kept = (self._max_norm, self._monitor, *map(_adaptive, self._optimizer.param_groups))
+        return bool(self._hooks) and any(given is one for one in kept)
+
+    def own(self) -> set[int]:
+        """Return the identities of the parameters of its optimizer."""
+        return parameters_of(self._optimizer)
 
     def remove(self) -> None:
         """Stop clipping: from the next step on, the optimizer gets the gradients unchanged."""
@@ -140,6 +144,8 @@ class StepClipping:
 
     def _begin(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Clip before the update; if a closure computes the gradients, clip after the closure, at each call of it."""
+        if makes_state(optimizer):
+            return None
         self._elsewhere.arrived()
 
         def wrapped(closure: Closure) -> Closure:
@@ -157,8 +163,6 @@ class StepClipping:
 
     def _clip_alone(self, optimizer: Optimizer, kwargs: Mapping[str, Any]) -> None:
         """Clip, and warn if the gradients were clipped before. A step that gets no gradients does not count."""
-        if makes_state(optimizer):
-            return
         if self._has_nothing(optimizer):
             self.norm = torch.zeros(())
             self._parts = [StepPart(self.norm, math.inf, math.inf)]

@@ -21,15 +21,17 @@ _HOOKS = (
 def unwrapped(optimizer: object) -> Optimizer:
     """Return the optimizer that steps, where others are wrapped around it. Raises TypeError if no step of it is seen.
 
-    A wrapper with hooks of its own whose inner optimizer has only some of its parameters is the one to step: that inner
-    one has this process's share, as in PyTorch's ZeroRedundancyOptimizer.
+    If the inner optimizer has only some of the parameters, the outer one is returned, where its steps can be seen: in
+    PyTorch's ZeroRedundancyOptimizer, the inner one has the share of this process.
     """
     found = optimizer
     for inner in _chain(optimizer):
         if type(found).__module__.partition(".")[0] in _ENGINES:
             raise TypeError(_refusal(optimizer, _OF_ENGINES))
-        if _has_hooks(found) and not parameters_of(found) <= parameters_of(inner):
-            break
+        if isinstance(getattr(found, "param_groups", None), list) and not parameters_of(found) <= parameters_of(inner):
+            if _has_hooks(found):
+                break
+            raise TypeError(_refusal(optimizer, _OF_SEVERAL))
         found = inner
     if isinstance(found, Optimizer) and _has_hooks(found):
         return found
@@ -39,12 +41,16 @@ def unwrapped(optimizer: object) -> Optimizer:
             f"{', '.join(_INNER)} is an optimizer. Pass the optimizer whose step updates the parameters."
         )
     elif hasattr(optimizer, "step"):
-        advice = _OF_ENGINES
+        advice = f"If it wraps an optimizer, pass that one. {_OF_ENGINES}"
     else:
         advice = "To clip the gradients of parameters, call gradclip.clip_grad_norm_(parameters, max_norm)."
     raise TypeError(_refusal(optimizer, advice))
 
 
+_OF_SEVERAL = (
+    "The optimizer in it has only some of its parameters, and its own steps have no hooks. Pass each optimizer that it "
+    "steps; they clip separately."
+)
 _OF_ENGINES = (
     "Engines step by themselves: for them, call gradclip.integrations.deepspeed.follow or "
     "gradclip.integrations.megatron.follow."
