@@ -22,6 +22,32 @@ jax.tree_util.register_pytree_with_keys(
 )
 
 
+class Checked:
+    """A node that looks at the shape of what it is built from."""
+
+    def __init__(self, w):
+        self.w, self.size = w, w.shape[0]
+
+
+jax.tree_util.register_pytree_with_keys(
+    Checked, lambda c: ([(jax.tree_util.GetAttrKey("w"), c.w)], None), lambda _, children: Checked(*children)
+)
+
+
+def test_nodes_that_look_at_their_arrays_are_named_and_found_below_prefixes():
+    tree = {"a": Checked(jnp.array([3.0, 4.0])), "b": jnp.array([12.0])}
+    clipped, norms = gradclip.clip_by_layer_norm(tree, {"a": 2.5, "b": 6.0})
+    assert np.allclose(clipped["a"].w, [1.5, 2.0])
+    assert float(norms["a"]) == 5.0
+    clipped, _ = gradclip.clip_by_global_norm(tree, 2.5, where="a.w")
+    assert np.allclose(clipped["a"].w, [1.5, 2.0])
+    assert clipped["b"] is tree["b"]
+    with pytest.raises(ValueError, match=r"\['b'\]"):
+        gradclip.clip_by_layer_norm(tree, {"a": 2.5})
+    with pytest.raises(ValueError, match=r"a\.w"):
+        gradclip.clip_by_global_norm(tree, 2.5, where="c")
+
+
 def test_a_plain_dict_of_thresholds_is_a_prefix_of_other_containers():
     state = State(
         a=State(w=jnp.array([3.0, 4.0]), b=jnp.array([12.0])),

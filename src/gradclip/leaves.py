@@ -148,17 +148,12 @@ def split_by(flat: FlatTree, prefix: object, what: str = "the thresholds") -> tu
 
 def _where(flat: FlatTree, chosen: Callable[[Hashable], bool]) -> set[int]:
     """Return the places of the leaves whose kind is chosen. Each kind is asked about once: there are few."""
-    given = _given(flat)
+    given = flat.given()
     kinds = {kind for kind in _kinds(given) if chosen(kind)}
     if not kinds:
         return set()
     own = (isinstance(x, bool) or known(x) for x in flat.leaves)
     return {place for place, (x, ours) in enumerate(zip(given, own, strict=True)) if _kind(x) in kinds and ours}
-
-
-def _given(flat: FlatTree) -> list[Any]:
-    """Return the leaves as they were passed in: the elements of a sparse array may have another dtype."""
-    return [flat.sparse.get(place, x) for place, x in enumerate(flat.leaves)] if flat.sparse else flat.leaves
 
 
 def _kinds(given: Sequence[Any]) -> set[Hashable]:
@@ -193,6 +188,6 @@ def _what(leaf: object) -> str:
 
 def _integers(flat: FlatTree, places: Collection[int]) -> str:
     """Return the names of integers at these places of a tree, and what to do with them."""
-    named = [f"{path or 'the gradient'} {_what(x)}" for path, x in zip(flat.paths(), _given(flat), strict=True)]
+    named = [f"{path or 'the gradient'} {_what(x)}" for path, x in zip(flat.paths(), flat.given(), strict=True)]
     found = listed([named[place] for place in sorted(places)])
     return f"{found}. If these are gradients, convert them to floating point, for example to float32."

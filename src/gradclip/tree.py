@@ -40,13 +40,13 @@ class Trees:
         """Return the leaves in order, and the structure."""
         return optree.tree_flatten(tree)
 
-    def paths(self, structure: Any) -> list[str]:
-        """Return the path of each leaf, as the Python expression that accesses it."""
-        return [accessor.codify("") for accessor in optree.treespec_accessors(structure)]
+    def paths(self, flat: "FlatTree") -> list[str]:
+        """Return the path of each leaf of a tree, as the Python expression that accesses it."""
+        return [accessor.codify("") for accessor in optree.treespec_accessors(flat.structure)]
 
-    def keys(self, structure: Any) -> list[tuple[Any, ...]]:
-        """Return the keys, indices and attribute names that lead to each leaf."""
-        return list(optree.treespec_paths(structure))
+    def keys(self, flat: "FlatTree") -> list[tuple[Any, ...]]:
+        """Return the keys, indices and attribute names that lead to each leaf of a tree."""
+        return list(optree.treespec_paths(flat.structure))
 
     def sparse(self, leaves: Sequence[Any]) -> Mapping[int, Any]:
         """Return the sparse leaves by index."""
@@ -112,7 +112,15 @@ class FlatTree:
 
     def paths(self) -> list[str]:
         """Return the path of each leaf, written as the Python that reaches it: `['layer'][0]`."""
-        return self.of_leaves(self.trees.paths(self.structure))
+        return self.of_leaves(self.trees.paths(self))
+
+    def given(self) -> list[Any]:
+        """Return `leaves` as they were passed in: the elements of a sparse array may have another dtype."""
+        return [self.sparse.get(i, x) for i, x in enumerate(self.leaves)] if self.sparse else self.leaves
+
+    def every_given(self) -> list[Any]:
+        """Return all leaves of the tree as they were passed in, `others` included."""
+        return self._with(self.others, self.given())
 
     def of_leaves(self, of_all: list[T]) -> list[T]:
         """Return what belongs to `leaves`, given one value for each leaf of the tree, `others` included."""
@@ -154,25 +162,26 @@ class FlatTree:
         leaves, structure = self.trees.flatten(prefix)
         if structure == self.structure and not self.others:
             return FlatTree(leaves, structure, self.trees), [[index] for index in range(len(leaves))]
-        places = range(len(self.leaves) + len(self.others))
-        index_of = {place: index for index, place in enumerate(self.of_leaves(list(places)))}
+        every = self.every_given()
+        index_of = {place: index for index, place in enumerate(self.of_leaves(list(range(len(every)))))}
         try:
-            subtrees = structure.flatten_up_to(self.structure.unflatten(places))
+            subtrees = structure.flatten_up_to(self.structure.unflatten(every))
         except ValueError as mismatch:
             given = FlatTree(leaves, structure, self.trees)
-            groups, alone = _matched_by_keys(self.trees.keys(structure), self.trees.keys(self.structure))
+            groups, alone = _matched_by_keys(self.trees.keys(given), self.trees.keys(self))
             idle = [path for path, group in zip(given.paths(), groups, strict=True) if not group]
             alone = [place for place in alone if place in index_of]
             if not idle and not alone:
                 return given, _renumbered(groups, index_of)
-            paths = self.trees.paths(self.structure)
+            paths = self.trees.paths(self)
             lacking = f"nothing is given for {listed([paths[i] or 'the array' for i in alone])}" if alone else ""
             beyond = f"there is no gradient at {listed([path or 'the root' for path in idle])}" if idle else ""
             raise ValueError(
                 f"{what} must be one number or a prefix of the tree of gradients (the same containers, cut off at any "
                 f"depth): {', and '.join(filter(None, (lacking, beyond)))}."
             ) from mismatch
-        groups = [self.trees.flatten(subtree)[0] for subtree in subtrees]
+        places = iter(range(len(every)))
+        groups = [[next(places) for _ in self.trees.flatten(subtree)[0]] for subtree in subtrees]
         return FlatTree(leaves, structure, self.trees), _renumbered(groups, index_of)
 
 

@@ -117,14 +117,14 @@ def parameters_beside(flat: FlatTree, params: object) -> list[Any]:
     leaves, structure = flat.trees.flatten(params)
     if structure == flat.structure:
         return flat.of_leaves(leaves)
-    found = dict(zip(flat.trees.keys(structure), leaves, strict=True))
-    every = flat.trees.keys(flat.structure)
+    given = FlatTree(leaves, structure, flat.trees)
+    found = dict(zip(flat.trees.keys(given), leaves, strict=True))
+    every = flat.trees.keys(flat)
     keys = flat.of_leaves(every)
     if set(keys) <= found.keys() <= set(every):  # other containers with the same keys, such as plain dicts
         return [found[key] for key in keys]
     lacking = [path or "the gradient" for path, key in zip(flat.paths(), keys, strict=True) if key not in found]
-    paths = flat.trees.paths(structure)
-    beyond = [path or "the root" for path, key in zip(paths, found, strict=True) if key not in set(every)]
+    beyond = [path or "the root" for path, key in zip(given.paths(), found, strict=True) if key not in set(every)]
     parts = [f"there is no parameter for {listed(lacking)}"] if lacking else []
     parts += [f"there is no gradient at {listed(beyond)}"] if beyond else []
     raise ValueError(f"params must be a tree of the same structure as the gradients: {', and '.join(parts)}.")

@@ -30,7 +30,7 @@ def test_the_summary_follows_the_numbers(sweep):
         "Median test accuracy of 3 seeds is at least 80% at learning rate 0.01 without clipping, at no learning rate "
         "with a fixed threshold of 0.5, and at learning rates 0.01 and 0.1 with an adaptive threshold at its defaults. "
         "Below are the norms of an adaptive run at rate 0.1: 97% of its steps are clipped, and at this rate the median "
-        "accuracy is 90.0%, without clipping 20.0%."
+        "accuracy is 90%, without clipping below 80%."
     )
 
 
@@ -38,6 +38,7 @@ def test_one_seed_and_one_rate_can_be_summed_up():
     one = Sweep([trained(kind, 1.0, 1.0) for kind in ("none", "fixed", "adaptive")], float("inf"))
     assert one.summary().startswith("Median test accuracy of 1 seed is at least 80% at learning rate 1 without ")
     assert "at learning rate 1 with a fixed threshold of inf" in one.summary()
+    assert one.summary().endswith("median accuracy is 100%, without clipping 100%.")
     assert one.shown == 1.0
 
 

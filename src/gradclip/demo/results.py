@@ -64,16 +64,17 @@ class Sweep:
         return max(self.rates, key=lambda rate: self.at("adaptive", rate).median - self.at("none", rate).median)
 
     def summary(self) -> str:
-        """Say in two sentences what the picture shows."""
+        """Say in two sentences what the picture shows, on any processor: where training fails, accuracies differ."""
         none, adaptive = self.at("none", self.shown), self.at("adaptive", self.shown)
         seeds = len(none.test_accuracy)
+        without = f"{none.median:.0%}" if none.median >= WORKS else f"below {WORKS:.0%}"
         rates = {kind: _listed(self.working(kind)) for kind in KINDS}
         return (
             f"Median test accuracy of {seeds} seed{'s' * (seeds > 1)} is at least {WORKS:.0%} at {rates['none']} "
             f"without clipping, at {rates['fixed']} with a fixed threshold of {self.max_norm:g}, and at "
             f"{rates['adaptive']} with an adaptive threshold at its defaults. Below are the norms of an adaptive run "
             f"at rate {self.shown:g}: {adaptive.clipped_share[0]:.0%} of its steps are clipped, and at this rate the "
-            f"median accuracy is {adaptive.median:.1%}, without clipping {none.median:.1%}."
+            f"median accuracy is {adaptive.median:.0%}, without clipping {without}."
         )
 
     def table(self) -> Table:

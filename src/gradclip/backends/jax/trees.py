@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax, tree_util
 
-from gradclip.tree import Sparse, Trees
+from gradclip.tree import FlatTree, Sparse, Trees
 
 if TYPE_CHECKING:
     from jax.experimental.sparse import JAXSparse
@@ -32,11 +32,11 @@ class JaxTrees(Trees):
         # To JAX a sparse array is a node, so its indices would become leaves.
         return tree_util.tree_flatten(tree, is_leaf=recognizer())
 
-    def paths(self, structure: tree_util.PyTreeDef) -> list[str]:
-        return [tree_util.keystr(path) for path in _key_paths(structure)]
+    def paths(self, flat: FlatTree) -> list[str]:
+        return [tree_util.keystr(path) for path in _key_paths(flat)]
 
-    def keys(self, structure: tree_util.PyTreeDef) -> list[tuple[Any, ...]]:
-        return [tuple(map(_key, path)) for path in _key_paths(structure)]
+    def keys(self, flat: FlatTree) -> list[tuple[Any, ...]]:
+        return [tuple(map(_key, path)) for path in _key_paths(flat)]
 
     def sparse(self, leaves: Sequence[Any]) -> Mapping[int, Any]:
         is_sparse = recognizer()
@@ -76,10 +76,12 @@ class JaxTrees(Trees):
         return type(array).tree_unflatten(structure, (pieces(array, before, elements), *children[1:]))
 
 
-def _key_paths(structure: tree_util.PyTreeDef) -> list[tuple[Any, ...]]:
-    # JAX lists the paths of a tree, not of a structure, so put numbers in place of the leaves.
-    numbered = structure.unflatten(range(structure.num_leaves))
-    return [path for path, _ in tree_util.tree_flatten_with_path(numbered)[0]]
+def _key_paths(flat: FlatTree) -> list[tuple[Any, ...]]:
+    # JAX lists the paths of a tree, not of a structure. A node may look at what it is built from, such as shapes.
+    leaves = [object() if leaf is None else leaf for leaf in flat.every_given()]
+    ours = set(map(id, leaves))
+    paths, _ = tree_util.tree_flatten_with_path(flat.structure.unflatten(leaves), is_leaf=lambda node: id(node) in ours)
+    return [path for path, _ in paths]
 
 
 def _key(entry: object) -> Any:

@@ -14,7 +14,7 @@ import optree
 import tensorflow as tf
 from tensorflow.python.util import nest  # the public `tf.nest` does not list paths
 
-from gradclip.tree import Sparse, Trees
+from gradclip.tree import FlatTree, Sparse, Trees
 
 _NAMESPACE = "gradclip.tensorflow"
 _registered: set[type] = set()
@@ -38,8 +38,8 @@ class TensorFlowTrees(Trees):
                 return leaves, structure
             _register(kinds)
 
-    def keys(self, structure: Any) -> list[tuple[Any, ...]]:
-        return [tuple(chain.from_iterable(map(_keys, path))) for path in optree.treespec_paths(structure)]
+    def keys(self, flat: FlatTree) -> list[tuple[Any, ...]]:
+        return [tuple(chain.from_iterable(map(_keys, path))) for path in optree.treespec_paths(flat.structure)]
 
     def sparse(self, leaves: Sequence[Any]) -> Mapping[int, Any]:
         return {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, _COMPOSITE)}
