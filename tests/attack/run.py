@@ -45,6 +45,7 @@ def attacks():
         settings,
         sharing,
         trees,
+        wrapped,
     )
 
     return {
@@ -59,6 +60,7 @@ def attacks():
         "folded": folded.attack,
         "groups": groups.attack,
         "at_step": at_step.attack,
+        "wrapped": wrapped.attack,
         "eager": eager.attack,
         "compiled": compiled.attack,
         "monitors": monitors.attack,

@@ -24,6 +24,7 @@ CASES = {
     "sharing": 120,
     "folded": 60,
     "at_step": 80,
+    "wrapped": 80,
     "eager": 12,
     "compiled": 24,
     "monitors": 40,
