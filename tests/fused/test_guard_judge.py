@@ -14,7 +14,7 @@ OTHERS = [SimpleNamespace(name="c")]
 
 
 def call(parameters=MINE, max_norm=1.0, norm=5.0, **settings):
-    return ClipCall("clip_grad_norm_", parameters, len(parameters), max_norm, norm, 2.0, **settings)
+    return ClipCall("clip_grad_norm_", parameters, len(parameters), len(parameters), max_norm, norm, 2.0, **settings)
 
 
 STEPS = {

@@ -13,7 +13,7 @@ WEIGHT = torch.nn.Parameter(torch.zeros(2))
 
 
 def call(norm=1.0, nonfinite="propagate", max_norm=1.0, function="clip_grad_norm_"):
-    return ClipCall(function, [WEIGHT], 1, max_norm, torch.tensor(norm), 2.0, nonfinite)
+    return ClipCall(function, [WEIGHT], 1, 1, max_norm, torch.tensor(norm), 2.0, nonfinite)
 
 
 def counted(*steps, device=None):

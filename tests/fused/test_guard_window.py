@@ -8,7 +8,7 @@ import torch
 from gradclip.fused.guard_calls import ClipCall
 from gradclip.fused.guard_window import _MOST_EVENTS, Event, Window, _witnesses, fetched, read
 
-CALL = ClipCall("clip_grad_norm_", [], 1, 1.0, 5.0)
+CALL = ClipCall("clip_grad_norm_", [], 1, 1, 1.0, 5.0)
 
 
 def story(*events):
@@ -58,7 +58,7 @@ def test_a_window_leaves_nothing_behind():
     weight = torch.nn.Parameter(torch.ones(2))
     window = Window.opened([weight], after_step=True)
     weight.sum().backward()
-    window.clipped(CALL)
+    window.clipped(CALL, {id(weight)})
     weight.sum().backward()
     assert [one.kind for one in window.steps()] == ["backward", "clip", "backward"]
     window.close()

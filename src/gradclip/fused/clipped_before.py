@@ -5,6 +5,7 @@ Such a call comes again at each step, so it is enough to listen until the second
 
 import math
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -97,7 +98,7 @@ class ClippedBefore:
             return
         theirs = set(map(id, call.parameters or ()))
         if all(id(one) in theirs for group in self.optimizer.param_groups for one in group["params"]):
-            self._heard = call
+            self._heard = replace(call, parameters=None)  # its parameters may be freed before the step
 
     def stepping(self, scaler: torch.amp.GradScaler) -> None:
         """Hear that a GradScaler is about to step the optimizer."""

@@ -34,6 +34,7 @@ class ClipCall:
     Attributes:
         function: its name.
         parameters: the parameters it was given; None if they are unknown.
+        count: how many it was given.
         filled: how many of them had a gradient, if a guard will look at the next step.
         max_norm: its threshold, as it was passed.
         norm: the norm before clipping, if it clips by a global norm; else None.
@@ -46,6 +47,7 @@ class ClipCall:
 
     function: str
     parameters: Sequence[Any] | None
+    count: int
     filled: int
     max_norm: Any
     norm: Any
@@ -162,7 +164,8 @@ def _call(
     listed, filled = _listed(parameters), 1
     if listed is not None and any(one.watching for one in _watchers):  # only then is it asked for
         filled = sum(getattr(one, "grad", None) is not None for one in listed)
-    return ClipCall(function, listed, filled, max_norm, norm, order, nonfinite, current_pass() != -1)
+    count = 0 if listed is None else len(listed)
+    return ClipCall(function, listed, count, filled, max_norm, norm, order, nonfinite, current_pass() != -1)
 
 
 def _listed(parameters: object) -> Sequence[Any] | None:

@@ -106,7 +106,7 @@ class _Story:
         backward = [at for at, step in enumerate(happened) if step.kind == "backward"]
         last = backward[-1] if backward else -1
         calls = [(at, step.call) for at, step in enumerate(happened) if step.call is not None]
-        empty = [call for _, call in calls if call.parameters is not None and not len(call.parameters)]
+        empty = [call for _, call in calls if call.parameters is not None and not call.count]
         calls = [(at, call) for at, call in calls if _clips(call) and call not in empty]
         own = [
             (at, call)
@@ -195,7 +195,7 @@ class _Story:
                 return None
             call, got = self.others[-1], f"{self.facts.norm:.4g}, above {self.facts.max_norm:.4g}"
             return "other_parameters", (
-                f"a call of {call.function} got {len(call.parameters or ())} parameters, and none of them is the "
+                f"a call of {call.function} got {call.count} parameters, and none of them is the "
                 f"optimizer's, which got the norm {got}."
             )
         if any(call.parameters is None for call in self.proper):

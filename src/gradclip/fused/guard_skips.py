@@ -1,6 +1,7 @@
 """Count the steps that were skipped: by a policy, by a GradScaler, or because the loop did not call `step`."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ class Skips:
 
         It does if the same call was made before it with a norm that is not finite, and no step came between.
         """
-        last, self._call = self._call, call
+        last, self._call = self._call, replace(call, parameters=(call.parameters or ())[:1])
         if last is None or last.norm is None or not _same(last, call) or math.isfinite(float(last.norm)):
             return False
         self._note(True, by_scaler=False)

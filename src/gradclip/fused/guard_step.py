@@ -96,7 +96,7 @@ class StepGuard:
     def clipped(self, call: ClipCall) -> None:
         """Hear of a call that has clipped."""
         if self._window is not None:
-            self._window.clipped(call)
+            self._window.clipped(call, set(map(id, self._parameters())))
         given = call.parameters
         self._followed = self._followed or call.max_norm is self._adaptive is not None
         mine = given is None or (len(given) > 0 and id(given[0]) in self._mine)

@@ -5,9 +5,9 @@ that scales all gradients scales them too. Norms stay on the device until the st
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+import weakref
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ import torch
 from gradclip.fused.guard_calls import ClipCall, current_pass
 
 _MOST_EVENTS = 2**12
-"""After so many, an optimizer that does not step is no longer watched."""
+"""After so many, backward passes of an optimizer that does not step are no longer noted, and of calls the last."""
 
 _MOST, _ELEMENTS = 8, 2**22
 """The number of witnesses, and of the elements of gradients of the last step that are kept until the next pass."""
@@ -26,13 +26,15 @@ class Event:
     """Something that happened, and the norms of the witnesses then: "step", "before", "after" or "clip".
 
     "before" and "after" are those of a backward pass. A norm is None where there is no gradient, or none was taken.
-    `whole` is the norm of all gradients before a pass.
+    `whole` is the norm of all gradients before a pass. `of_others`: the call has none of the optimizer's parameters.
+    Of its parameters, which may be freed, the call has weak references.
     """
 
     kind: str
     norms: list[Any]
     call: ClipCall | None = None
     whole: Any = None
+    of_others: bool = False
 
 
 @dataclass
@@ -76,9 +78,9 @@ class Window:
             window.held = [_small(one.grad) for one in window.witnesses]
             window.events.append(Event("step", window._norms()))
         # The first gradient that a pass adds to may be any.
-        window._hooks = [one.register_hook(Watching(window.before)) for one in window.leaves]
+        window._hooks = [one.register_hook(Watching(window)) for one in window.leaves]
         for number, one in enumerate(window.witnesses):
-            window._hooks.append(one.register_post_accumulate_grad_hook(Watching(partial(window.after, number))))
+            window._hooks.append(one.register_post_accumulate_grad_hook(Watching(window, number)))
         return window
 
     def close(self) -> None:
@@ -103,8 +105,11 @@ class Window:
             self.events.append(Event("after", [None] * len(self.witnesses)))
         self.events[-1].norms[number] = _norm(self.witnesses[number].grad)
 
+    def _full(self) -> bool:
+        return len(self.events) > _MOST_EVENTS
+
     def _is_new_pass(self) -> bool:
-        if len(self.events) > _MOST_EVENTS:
+        if self._full():
             self.close()
         before, self._pass = self._pass, current_pass()
         return self._pass != before
@@ -115,10 +120,25 @@ class Window:
         self.held = ()
         self.events.append(Event("before", norms, whole=_whole([one.grad for one in self.leaves])))
 
-    def clipped(self, call: ClipCall) -> None:
-        """Note a call. Within a backward pass there may be one for each parameter, so no norms are taken then."""
+    def clipped(self, call: ClipCall, mine: Set[int]) -> None:
+        """Note a call. Within a backward pass there may be one for each parameter, so no norms are taken then.
+
+        Of calls in a row without any of the optimizer's parameters, `mine`, the last is noted: somebody else trains
+        another model, and may free it.
+        """
         norms = [None] * len(self.witnesses) if call.in_backward else self._norms()
-        self.events.append(Event("clip", norms, call))
+        given = call.parameters
+        others = given is not None and not any(id(one) in mine for one in given)
+        if others and self._full():
+            return
+        noted = replace(call, parameters=given and [weakref.ref(one) for one in given if isinstance(one, torch.Tensor)])
+        last = self.events[-1] if self.events else None
+        if last is not None and last.call is not None:
+            alike = others and last.of_others and bool(call.count) is bool(last.call.count)
+            if alike or self._full():
+                self.events.pop()
+                norms = [old if new is None else new for old, new in zip(last.norms, norms, strict=True)]
+        self.events.append(Event("clip", norms, noted, of_others=others))
 
     def steps(self) -> list[Step]:
         """Return what has happened until now. This waits for the device."""
@@ -136,11 +156,17 @@ class Watching:
     only_watches = True
     __torch_unserializable__ = True
 
-    def __init__(self, told: Callable[[], None]) -> None:
-        self._told = told
+    def __init__(self, window: Window, number: int | None = None) -> None:
+        self._window, self._number = weakref.ref(window), number  # nobody frees a parameter that its hook holds
 
     def __call__(self, _tensor: torch.Tensor) -> None:
-        self._told()
+        window = self._window()
+        if window is None:
+            return
+        if self._number is None:
+            window.before()
+        else:
+            window.after(self._number)
 
 
 def _witnesses(parameters: Sequence[Any]) -> list[Any]:
@@ -206,8 +232,10 @@ def read(
             fresh = not any(row)
         elif event.kind == "after":
             steps.append(Step("backward", fresh=fresh))
-        elif event.kind == "clip":
-            steps.append(Step("clip", call=event.call))
+        elif event.call is not None:
+            given = event.call.parameters
+            alive = given and [one for one in (reference() for reference in given) if one is not None]
+            steps.append(Step("clip", call=replace(event.call, parameters=alive)))
         partly = event.kind in ("after", "clip")
         known = [old if new is None and partly else new for old, new in zip(known, row, strict=True)]
     return steps
