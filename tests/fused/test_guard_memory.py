@@ -87,6 +87,28 @@ def test_a_dropped_model_is_freed_before_the_steps_of_its_guarded_optimizer(step
     assert gone(found) == [True, True]
 
 
+def test_parameters_that_were_clipped_may_be_swapped(idle):
+    weight, _ = idle
+    weight.grad = torch.ones(2)
+    by_norm([weight])
+    weight.grad = None
+    torch.utils.swap_tensors(weight, torch.nn.Parameter(torch.ones(2, dtype=torch.float64)))
+    assert weight.dtype == torch.float64
+
+
+def test_a_parameter_added_after_the_call_that_clipped_it_was_clipped():
+    weight, added = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    guard = gradclip.guard(optimizer, 1.0, on_mistake="raise")
+    for one in (weight, added):
+        one.backward(torch.tensor([3.0, 4.0]))
+    by_norm([weight, added])
+    optimizer.add_param_group({"params": [added]})
+    optimizer.step()
+    assert guard.reports == []
+    guard.remove()
+
+
 def test_a_call_for_another_model_is_still_told():
     weight = torch.nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.SGD([weight], lr=0.1)

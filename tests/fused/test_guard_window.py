@@ -60,7 +60,7 @@ def test_a_window_leaves_nothing_behind():
     weight.sum().backward()
     window.clipped(CALL, {id(weight)})
     weight.sum().backward()
-    assert [one.kind for one in window.steps()] == ["backward", "clip", "backward"]
+    assert [one.kind for one in window.steps([])] == ["backward", "clip", "backward"]
     window.close()
     assert not weight._backward_hooks
     assert not weight._post_accumulate_grad_hooks
@@ -86,5 +86,5 @@ def test_gradients_of_any_dtype(dtype):
     (weight.sum() + other.sum()).abs().backward()
     for one in (weight, other):
         one.grad.mul_(0.25)
-    assert [(one.kind, one.ratio) for one in window.steps()] == [("backward", 1.0), ("scaled", 0.25)]
+    assert [(one.kind, one.ratio) for one in window.steps([])] == [("backward", 1.0), ("scaled", 0.25)]
     window.close()

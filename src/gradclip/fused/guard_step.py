@@ -194,7 +194,7 @@ class StepGuard:
         facts = Facts(
             norm,
             self._threshold(),
-            window.steps(),
+            window.steps(self._parameters()),
             window.after_step,
             parameters,
             _slack(parameters),

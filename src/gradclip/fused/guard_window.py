@@ -6,6 +6,7 @@ that scales all gradients scales them too. Norms stay on the device until the st
 
 import math
 import weakref
+from array import array
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,7 +28,7 @@ class Event:
 
     "before" and "after" are those of a backward pass. A norm is None where there is no gradient, or none was taken.
     `whole` is the norm of all gradients before a pass. `of_others`: the call has none of the optimizer's parameters.
-    Of its parameters, which may be freed, the call has weak references.
+    Of its parameters, which may be freed, the call has the identities.
     """
 
     kind: str
@@ -131,7 +132,7 @@ class Window:
         others = given is not None and not any(id(one) in mine for one in given)
         if others and self._full():
             return
-        noted = replace(call, parameters=given and [weakref.ref(one) for one in given if isinstance(one, torch.Tensor)])
+        noted = replace(call, parameters=None if given is None else array("Q", map(id, given)))
         last = self.events[-1] if self.events else None
         if last is not None and last.call is not None:
             alike = others and last.of_others and bool(call.count) is bool(last.call.count)
@@ -140,11 +141,11 @@ class Window:
                 norms = [old if new is None else new for old, new in zip(last.norms, norms, strict=True)]
         self.events.append(Event("clip", norms, noted, of_others=others))
 
-    def steps(self) -> list[Step]:
-        """Return what has happened until now. This waits for the device."""
+    def steps(self, parameters: Sequence[Any]) -> list[Step]:
+        """Return what has happened until now, and which of the parameters calls got. This waits for the device."""
         self.events.append(Event("end", self._norms()))
         rows = fetched([[*event.norms, event.whole] for event in self.events])
-        return read(self.events, [row[:-1] for row in rows], [row[-1] for row in rows])
+        return read(self.events, [row[:-1] for row in rows], [row[-1] for row in rows], parameters)
 
     def _norms(self) -> list[Any]:
         return [_norm(one.grad) for one in self.witnesses]
@@ -219,12 +220,16 @@ def fetched(rows: Sequence[Sequence[Any]]) -> list[list[float | None]]:
 
 
 def read(
-    events: Sequence[Event], norms: Sequence[Sequence[float | None]], wholes: Sequence[float | None]
+    events: Sequence[Event],
+    norms: Sequence[Sequence[float | None]],
+    wholes: Sequence[float | None],
+    parameters: Sequence[Any] = (),
 ) -> list[Step]:
     """Say what happened, from the norms of the witnesses and of all gradients."""
     steps: list[Step] = []
     known: list[float | None] = [None] * max((len(row) for row in norms), default=0)
     fresh = False
+    mine = {id(one): one for one in parameters}
     for event, row, whole in zip(events, norms, wholes, strict=True):
         if event.kind in ("left", "before", "end"):
             steps += _unseen(known, row, math.nan if whole is None else whole)
@@ -234,8 +239,8 @@ def read(
             steps.append(Step("backward", fresh=fresh))
         elif event.call is not None:
             given = event.call.parameters
-            alive = given and [one for one in (reference() for reference in given) if one is not None]
-            steps.append(Step("clip", call=replace(event.call, parameters=alive)))
+            own = None if given is None else [mine[number] for number in given if number in mine]
+            steps.append(Step("clip", call=replace(event.call, parameters=own)))
         partly = event.kind in ("after", "clip")
         known = [old if new is None and partly else new for old, new in zip(known, row, strict=True)]
     return steps
