@@ -87,7 +87,7 @@ def shards_made_after_it_are_refused():
     model = network()
     clip_in_backward(model, 0.1)
     sharded(model)
-    with pytest.raises(RuntimeError, match=r"0\.weight.*2\.bias: replaced since clip_in_backward was called"):
+    with pytest.raises(RuntimeError, match=r"0\.weight.*2\.bias: added or replaced since clip_in_backward was called"):
         backward(model)
 
 
@@ -99,6 +99,23 @@ def shards_that_a_forward_pass_has_gathered():
     for _ in range(2):
         backward(model)
     torch.testing.assert_close(gradclip.grad_norm(model.parameters()), torch.tensor(0.1), rtol=1e-5, atol=0)
+
+
+def shards_that_are_unfrozen_after_it():
+    model = network()
+    model[0].requires_grad_(False)
+    model = sharded(model)
+    clipping = clip_in_backward(model, 0.1)
+    for unfrozen in (False, True):
+        model[0].requires_grad_(unfrozen)
+        model.zero_grad()
+        backward(model)
+        torch.testing.assert_close(gradclip.grad_norm(model.parameters()), torch.tensor(0.1), rtol=1e-5, atol=0)
+        assert len(clipping.thresholds) == (4 if unfrozen else 2)
+    clipping = clip_in_backward(model, 0.05)
+    model.zero_grad()
+    backward(model)
+    torch.testing.assert_close(gradclip.grad_norm(model.parameters()), torch.tensor(0.05), rtol=1e-5, atol=0)
 
 
 def what_a_distributed_gradient_shares_is_not_written():

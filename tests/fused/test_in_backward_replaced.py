@@ -51,7 +51,7 @@ def test_one_that_is_replaced_is_named(name):
     clip_in_backward(model, 1.0)
     path, _, key = name.rpartition(".")
     setattr(model.get_submodule(path), key, torch.nn.Parameter(torch.ones(4)))
-    with pytest.raises(RuntimeError, match=f"^{name}: replaced since clip_in_backward was called"):
+    with pytest.raises(RuntimeError, match=f"^{name}: added or replaced since clip_in_backward was called"):
         backward(model)
 
 

@@ -2,129 +2,19 @@
 
 import math
 import sys
-import weakref
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Mapping
 from itertools import count
 from typing import Any
 
 import torch
 
 from gradclip.arguments import check_threshold
-from gradclip.backends import any_distributed
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
-from gradclip.fused.optimizers import with_memory_of_its_own
-from gradclip.inplace import clip_grad_norm_
+from gradclip.fused.backward_hooks import ClippedInBackward, Shares, hook_of
 from gradclip.parameters import ParameterList
 from gradclip.typing import Ord, Parameters, Policy, Threshold
 from gradclip.words import listed, with_advice
-
-
-class ClippedInBackward:
-    """Clipping of parameters in the backward pass, until `remove()`.
-
-    Attributes:
-        thresholds: the threshold of each parameter, by name.
-        norms: the norm of each gradient before clipping, by parameter name, from its last backward pass.
-
-    """
-
-    def __init__(
-        self,
-        parameters: Mapping[str, torch.Tensor],
-        thresholds: Mapping[str, float],
-        order: Order,
-        nonfinite: Policy,
-        module: torch.nn.Module | None,
-    ) -> None:
-        self.thresholds = thresholds
-        self.norms: dict[str, torch.Tensor] = {}
-        self._order, self._nonfinite = order, nonfinite
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(partial(self._clip, name))
-            for name, parameter in parameters.items()
-        ]
-        if module is not None:
-            self._hooks += _watch(module)
-
-    def remove(self) -> None:
-        """Stop clipping: backward passes leave the gradients unchanged."""
-        for hook in self._hooks:
-            hook.remove()
-
-    def _clip(self, name: str, parameter: torch.Tensor) -> None:
-        if parameter.grad is not None and parameter.grad.requires_grad:
-            raise RuntimeError(
-                f"the gradient of {name} has a graph (create_graph=True), but clipping in the backward pass is not "
-                "differentiable. Call remove(), and gradclip.clip_by_global_norm on the gradients."
-            )
-        with_memory_of_its_own(parameter)
-        # Only this error needs names, and they cost time.
-        given: Parameters = {name: parameter} if self._nonfinite == "raise" else [parameter]
-        self.norms[name] = clip_grad_norm_(given, self.thresholds[name], self._order, nonfinite=self._nonfinite)
-
-
-class _Watch:
-    """Called before a module's forward pass: raises if parameters have been replaced by ones that are not clipped."""
-
-    def __init__(self, module: torch.nn.Module, prefix: str, *, deep: bool) -> None:
-        owners = module.named_modules(prefix=prefix) if deep else [(prefix, module)]
-        self._seen = [
-            (f"{path}.{key}".removeprefix("."), weakref.ref(owner), key, weakref.ref(parameter))
-            for path, owner in owners
-            for key, parameter in _own(owner)
-        ]
-
-    def __call__(self, _module: torch.nn.Module, _inputs: Any) -> None:
-        # Compiled code cannot run this check.
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-            return
-        replaced = [name for name, owner, key, before in self._seen if _replaced(owner(), key, before())]
-        if replaced:
-            raise RuntimeError(
-                f"{listed(replaced)}: replaced since clip_in_backward was called, so the gradients would not be "
-                "clipped. load_state_dict(assign=True), fully_shard and others make new parameters. Call "
-                "clip_in_backward after them."
-            )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Copies of the module, also on disk, are not clipped.
-        return _ignore_call, ()
-
-
-def _ignore_call() -> Any:
-    return _ignored
-
-
-def _ignored(_module: torch.nn.Module, _inputs: Any) -> None:
-    """Take the place of a `_Watch` in copies of a module."""
-
-
-def _watch(root: torch.nn.Module) -> Iterator[Any]:
-    """Check all parameters when the module is called, and those of each part when only that is called."""
-    for path, module in root.named_modules():
-        if module is root or any(_own(module)):
-            yield module.register_forward_pre_hook(_Watch(module, path, deep=module is root))
-
-
-def _own(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    return ((key, p) for key, p in module._parameters.items() if p is not None and p.requires_grad)
-
-
-def _replaced(owner: torch.nn.Module | None, key: str, old: torch.Tensor | None) -> bool:
-    """Say whether a place holds another parameter that trains and that nothing clips."""
-    now = None if owner is None else owner._parameters.get(key)
-    if now is old or not isinstance(now, torch.nn.Parameter) or not now.requires_grad:
-        return False
-    # During its forward pass, FSDP2 puts gathered parameters in the place of the sharded ones, which stay clipped.
-    gathered = any_distributed([old]) and not any_distributed([now])
-    return not (gathered or _is_clipped(now))
-
-
-def _is_clipped(parameter: torch.Tensor) -> bool:
-    hooks = (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values()
-    return any(isinstance(getattr(getattr(hook, "func", None), "__self__", None), ClippedInBackward) for hook in hooks)
 
 
 @with_advice
@@ -142,10 +32,12 @@ def clip_in_backward(
     time.
 
     Args:
-        parameters: a module, or its parameters as `gradclip.clip_grad_norm_` accepts them. Parameters that do not
-            require a gradient are ignored. A parameter listed twice counts once. If names occur twice, the second "w"
-            is called "w (2)". Pass the module rather than a list: only then are replaced parameters noticed.
-        max_norm: the threshold of the global norm, or a dict with one threshold per parameter, by name.
+        parameters: a module, or its parameters as `gradclip.clip_grad_norm_` accepts them. Frozen parameters have no
+            share, and get one when you unfreeze them. A parameter listed twice counts once. If names occur twice, the
+            second "w" is called "w (2)". Pass the module rather than a list: only then are parameters noticed that are
+            added or replaced.
+        max_norm: the threshold of the global norm, or a dict with one threshold per parameter, by name. Frozen
+            parameters need none.
         ord: which norm, as in `gradclip.global_norm`, except `-inf`.
         nonfinite: "propagate", "raise", "zero" or "skip", applied to each parameter separately.
 
@@ -158,8 +50,12 @@ def clip_in_backward(
             after its gradient is accumulated; names do not match; a threshold is negative or NaN.
         TypeError: a parameter is not a tensor, or thresholds by name are given for parameters without names.
         FloatingPointError: in the backward pass with `nonfinite="raise"`, a gradient contains NaN or infinity.
-        RuntimeError: in a backward pass with `create_graph=True`; in a forward pass of the module, if parameters have
-            been replaced, as `load_state_dict(assign=True)` and `fully_shard` do.
+        RuntimeError: in a backward pass with `create_graph=True`, or of a parameter that was frozen and has no
+            threshold by name; in a forward pass of the module, if parameters have been added, or replaced, as
+            `load_state_dict(assign=True)` and `fully_shard` do.
+
+    You may call this again, also while optimizers step in the backward pass: the last call counts. It clips what is new
+    as well, and takes the other parameters over.
 
     Call this before anything that makes optimizers step in the backward pass: hooks run in the order of registration.
     With optimizers like that, `clip_grad_norm_` after the pass is too late: no gradients are left.
@@ -183,14 +79,20 @@ def clip_in_backward(
     if order.p < 0:
         raise ValueError("ord must not be -inf: clipping parts by it does not bound the global norm. Pass 2, 1 or inf.")
     module = parameters if isinstance(parameters, torch.nn.Module) else None
-    by_name, named = _trained(parameters)
-    if isinstance(max_norm, Mapping):
-        if not named:
-            raise TypeError("thresholds by name need named parameters. Pass the model, or model.named_parameters().")
-        thresholds = _checked_names(max_norm, by_name)
-    else:
-        thresholds = shares(_number(max_norm), {name: p.numel() for name, p in by_name.items()}, order.p)
-    return ClippedInBackward(by_name, thresholds, order, nonfinite, module)
+    by_name, named = _found(parameters)
+    if isinstance(max_norm, Mapping) and not named:
+        raise TypeError("thresholds by name need named parameters. Pass the model, or model.named_parameters().")
+    by = _given(_checked_names(max_norm, by_name)) if isinstance(max_norm, Mapping) else _shared(max_norm, order)
+    return ClippedInBackward(by_name, by, order, nonfinite, module)
+
+
+def _given(max_norms: Mapping[str, float]) -> Shares:
+    return lambda sizes: {name: max_norms[name] for name in sizes if name in max_norms}
+
+
+def _shared(max_norm: Threshold, order: Order) -> Shares:
+    number = _number(max_norm)
+    return lambda sizes: shares(number, sizes, order.p)
 
 
 def shares(max_norm: float, sizes: Mapping[str, int], p: float) -> dict[str, float]:
@@ -206,8 +108,8 @@ def shares(max_norm: float, sizes: Mapping[str, int], p: float) -> dict[str, flo
     return {name: math.nextafter(share, 0.0) for name, share in each.items()}
 
 
-def _trained(parameters: torch.nn.Module | Parameters) -> tuple[dict[str, torch.Tensor], bool]:
-    """Return the parameters that get gradients by name, without duplicates, and whether they came with names."""
+def _found(parameters: torch.nn.Module | Parameters) -> tuple[dict[str, torch.Tensor], bool]:
+    """Return the parameters by name, without duplicates, and whether they came with names."""
     if isinstance(parameters, torch.nn.Module):
         _reshard(parameters)
         parameters = dict(parameters.named_parameters())
@@ -217,10 +119,10 @@ def _trained(parameters: torch.nn.Module | Parameters) -> tuple[dict[str, torch.
     for index, parameter in enumerate(params.parameters):
         name = params.name(index)
         _check(parameter, name)
-        if parameter.requires_grad and id(parameter) not in seen:
+        if id(parameter) not in seen:
             found[_free(name, found)] = parameter
             seen.add(id(parameter))
-    if not found:
+    if not any(one.requires_grad for one in found.values()):
         raise ValueError(
             "no parameter requires a gradient, so the backward pass has nothing to clip. Pass parameters with "
             "requires_grad=True, such as model.parameters()."
@@ -253,17 +155,17 @@ def _check(parameter: Any, name: str) -> None:
             "from."
         )
     hooks = (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values()
-    if not all(getattr(hook, "only_watches", False) for hook in hooks):
+    others = not all(getattr(hook, "only_watches", False) for hook in hooks)
+    if others and parameter.requires_grad and hook_of(parameter) is None:
         raise ValueError(
             f"{name} already has hooks that run after its gradient is accumulated. If one steps an optimizer, it would "
-            "do so before the gradient is clipped. Call clip_in_backward before registering other hooks. If an earlier "
-            "clip_in_backward registered them, call its remove()."
+            "do so before the gradient is clipped. Call clip_in_backward before registering other hooks."
         )
 
 
 def _checked_names(max_norm: Mapping[str, Threshold], parameters: Mapping[str, torch.Tensor]) -> dict[str, float]:
     missing, unknown = (
-        sorted(parameters.keys() - max_norm.keys()),
+        sorted({name for name, one in parameters.items() if one.requires_grad} - max_norm.keys()),
         sorted(map(str, max_norm.keys() - parameters.keys())),
     )
     if missing or unknown:
@@ -272,7 +174,7 @@ def _checked_names(max_norm: Mapping[str, Threshold], parameters: Mapping[str, t
             f"max_norm must have a threshold for each parameter that requires a gradient, got {' and '.join(told)}. "
             "To leave a parameter unclipped, pass math.inf."
         )
-    return {name: _number(max_norm[name], f"max_norm[{name!r}]") for name in parameters}
+    return {name: _number(max_norm[name], f"max_norm[{name!r}]") for name in parameters if name in max_norm}
 
 
 def _number(threshold: Threshold, name: str = "max_norm") -> float:
