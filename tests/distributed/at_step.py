@@ -44,6 +44,78 @@ def a_step_that_one_process_spoils_is_skipped_by_all():
         assert clipping.numbers()["grad_norm_clipped"] == 0.0
 
 
+def scaled_step(scaler, weight, optimizer, gradient, unscale):
+    optimizer.zero_grad()
+    scaler.scale(weight @ gradient).backward()
+    if unscale:
+        scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def an_overflow_on_one_process_is_skipped_by_all():
+    mine = torch.tensor([3.0, 4.0]) * (1 + dist.get_rank())
+    for make in (torch.optim.SGD, torch.optim.AdamW):
+        for nonfinite in ("propagate", "raise", "skip", "zero"):
+            for unscale in (False, True):
+                weight, optimizer = descent(make)
+                clipping = clip_at_step(optimizer, 1.0, nonfinite=nonfinite, process_group=dist.group.WORLD)
+                scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+                infinite = torch.tensor([1.0, math.inf])
+                for on in (WORLD - 1, 0):
+                    scaled_step(scaler, weight, optimizer, infinite if dist.get_rank() == on else mine, unscale)
+                    assert weight.tolist() == [0.0, 0.0], (make, nonfinite, unscale)
+                    assert not optimizer.state
+                assert scaler.get_scale() == 16.0
+                scaled_step(scaler, weight, optimizer, mine, unscale)
+                assert clipping.norm.item() == pytest.approx(5.0 * math.sqrt(5.0))
+                assert weight.tolist() != [0.0, 0.0]
+                clipping.remove()
+
+
+def an_overflow_is_skipped_by_all_where_groups_have_thresholds_or_optimizers_are_fused():
+    mine = torch.tensor([3.0, 4.0]) * (1 + dist.get_rank())
+    for fused in (False, True):
+        for max_norm in (1.0, gradclip.AdaptiveNorm()):
+            weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+            groups = [{"params": weights[:1]}, {"params": weights[1:], "max_norm": max_norm}]
+            optimizer = torch.optim.SGD(groups, lr=1.0, fused=fused)
+            clip_at_step(optimizer, 0.5, process_group=dist.group.WORLD)
+            scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+            spoilt = torch.tensor([1.0, math.inf]) if dist.get_rank() == WORLD - 1 else mine
+            for step, gradient in enumerate((spoilt, mine)):
+                scaler.scale(weights[0] @ gradient + weights[1] @ mine).backward()
+                scaler.unscale_(optimizer)
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+                assert (weights[1].tolist() == [0.0, 0.0]) is (step == 0)
+
+
+def a_gradient_that_cannot_be_unscaled_is_told_to_all():
+    weight, optimizer = descent()
+    clip_at_step(optimizer, 1.0, process_group=dist.group.WORLD)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    scaler.scale(weight @ torch.tensor([3.0, 4.0])).backward()
+    if dist.get_rank() == WORLD - 1:
+        weight.grad = None
+        with pytest.raises(AssertionError, match="No inf checks were recorded"):
+            scaler.step(optimizer)
+    else:
+        with pytest.raises(RuntimeError, match=f"rank {WORLD - 1}: AssertionError: No inf checks"):
+            scaler.step(optimizer)
+    assert weight.tolist() == [0.0, 0.0]
+
+
+def a_scaler_that_only_one_process_has_is_an_error():
+    weight, optimizer = descent()
+    clip_at_step(optimizer, 1.0, process_group=dist.group.WORLD)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, enabled=dist.get_rank() == 0)
+    with pytest.raises(ValueError, match="nonfinite is 'skip' on rank 0, 'propagate' on rank 1"):
+        scaled_step(scaler, weight, optimizer, torch.tensor([3.0, 4.0]) * (1 + dist.get_rank()), unscale=False)
+    assert weight.tolist() == [0.0, 0.0]
+
+
 def shards_of_fsdp2_share_one_norm():
     for make, settings in ((torch.optim.SGD, {}), (torch.optim.AdamW, {}), (torch.optim.AdamW, {"fused": True})):
         torch.manual_seed(0)

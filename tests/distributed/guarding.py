@@ -109,6 +109,26 @@ def sharded_parameters():
             assert sharded(clip, order) == [kind], (kind, clip)
 
 
+def an_overflow_on_one_process_makes_nobody_wait():
+    """GradScaler leaves the step out there alone. All go on to look at the same steps."""
+    mine = torch.tensor([3.0, 4.0]) * (1 + dist.get_rank())
+    for spoilt in ((0,), (1,), (2, 3), (0, 3, 7)):
+        weight = torch.nn.Parameter(torch.zeros(2))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        watched = gradclip.guard(optimizer, 100.0, every=4, process_group=dist.group.WORLD)
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        for step in range(14):
+            optimizer.zero_grad()
+            infinite = step in spoilt and dist.get_rank() == WORLD - 1
+            scaler.scale(weight @ (mine * torch.inf if infinite else mine)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert watched.steps == 14 - len(spoilt) * (dist.get_rank() == WORLD - 1)
+        assert watched.looks in (4, 5)
+        assert watched.reports == []
+        watched.remove()
+
+
 def sharded(clip, order):
     """Return the kinds of mistakes found in a loop that does these things in this order."""
     model = fully_shard(network(), mesh=init_device_mesh("cpu", (WORLD,)))

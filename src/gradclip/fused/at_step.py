@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from gradclip.adaptive.holder import AdaptiveNorm
 from gradclip.arguments import check_monitor, check_threshold
 from gradclip.backends import whole_scalar
-from gradclip.backends.torch.tensors import tensor_of
-from gradclip.core.nonfinite import PROPAGATE, Nonfinite
+from gradclip.backends.torch.tensors import tensor_of, without_values
+from gradclip.core.nonfinite import PROPAGATE, SKIP, Nonfinite
 from gradclip.core.norms import Order
 from gradclip.distributed.processes import ONE_PROCESS, Processes, processes_of, telling
 from gradclip.fused.claims import check_free
@@ -20,6 +20,7 @@ from gradclip.fused.clipped_before import warn_of_own_clipping
 from gradclip.fused.fold import FusedClipping
 from gradclip.fused.handle import StepClipping, check_unclipped, groups_of
 from gradclip.fused.optimizers import check_fused, check_listed_once, forget_scaler
+from gradclip.fused.scaled_steps import ScaledSteps
 from gradclip.fused.step import Request, checked
 from gradclip.fused.step_parts import PartsWatched, StepPart
 from gradclip.fused.wrapped import parameters_of, unwrapped
@@ -37,6 +38,27 @@ _SAYING_NOTHING = frozenset(("params", "param_names", "initial_lr"))
 
 class ClippingBeforeStep(StepClipping):
     """Clipping of the gradients in place, right before the steps of one optimizer, until `remove()`."""
+
+    def __init__(
+        self, optimizer: Optimizer, max_norm: Threshold | AdaptiveNorm, request: Request, monitor: Monitor | None
+    ) -> None:
+        super().__init__(optimizer, max_norm, request, monitor)
+        params = ParameterList.of(groups_of(optimizer), own_thresholds=True)
+        several = processes_of(params, request.process_group, request.mesh) is not ONE_PROCESS
+        self._scaled = ScaledSteps(optimizer, self._unscale, self._skip) if several else None
+
+    def _detached(self) -> None:
+        super()._detached()
+        if self._scaled is not None:
+            self._scaled.stop()
+
+    def _unscale(self, unscale: Callable[[], None]) -> None:
+        groups, request = groups_of(self._optimizer), self._request
+        with telling(groups, request.process_group, request.mesh, each=have_thresholds(groups)):
+            unscale()
+
+    def _skip(self) -> None:
+        self._clip_alone(self._optimizer, {})
 
     def _checked(self, max_norm: Threshold) -> float:
         return float(check_threshold(max_norm))
@@ -56,16 +78,22 @@ class ClippingBeforeStep(StepClipping):
         request, max_norm = self._request, self._max_norm
         # GradScaler has seen what is not finite, and skips the step.
         policy = PROPAGATE if request.nonfinite.raises and "found_inf" in vars(optimizer) else request.nonfinite
+        scaled = self._scaled if self._scaled is not None and self._scaled.scaler is not None else None
+        policy = policy if scaled is None else SKIP
         where: dict[str, Any] = {"process_group": request.process_group, "mesh": request.mesh}
         common, several = any("max_norm" not in group for group in groups), have_thresholds(groups)
-        followed = self._followed(groups)
+        followed = self._followed(groups, policy)
         parts = PartsWatched(self._monitor, common=common) if several else None
         given = groups if several or policy.raises or self._monitor is not None else _listed_if_plain(groups)
         monitor: Any = parts or self._monitor
         norm = tensor_of(
             clip_grad_norm_(given, max_norm, request.order, nonfinite=policy.name, monitor=monitor, **where)
         )
-        for parameter in (p for group in self._skipped(norm, groups, followed, where) for p in group["params"]):
+        skipped = self._skipped(norm, groups, followed, where)
+        if scaled is not None and not without_values(norm) and not torch.isfinite(norm):
+            scaled.overflowed()
+            skipped = groups
+        for parameter in (p for group in skipped for p in group["params"]):
             parameter.grad = None
         if parts is None:
             threshold: Any = max_norm.threshold if isinstance(max_norm, AdaptiveNorm) else max_norm
@@ -73,22 +101,23 @@ class ClippingBeforeStep(StepClipping):
         else:
             self._stepped(norm, parts.parts, common=common)
 
-    def _followed(self, groups: list[dict[str, Any]]) -> list["_Followed"]:
+    def _followed(self, groups: list[dict[str, Any]], policy: Nonfinite) -> list["_Followed"]:
         """Return each `AdaptiveNorm` that may skip, with its parameter groups and how many steps it has skipped."""
-        blanks = self._request.nonfinite.blanks
         common = [group for group in groups if "max_norm" not in group]
         each = [(self._max_norm, common), *((group["max_norm"], [group]) for group in groups if "max_norm" in group)]
         return [
-            _Followed(one, of, one.skipped)
+            _Followed(one, of, one._counts["skipped"])
             for one, of in each
-            if isinstance(one, AdaptiveNorm) and of and (blanks or one.skip_above < math.inf)
+            if isinstance(one, AdaptiveNorm) and of and (policy.blanks or one.skip_above < math.inf)
         ]
 
     def _skipped(
         self, norm: torch.Tensor, groups: list[dict[str, Any]], followed: list["_Followed"], where: dict[str, Any]
     ) -> list[dict[str, Any]]:
         """Return the groups that this step skips: the same on all processes. It waits for the device."""
-        skipped = [group for one in followed if one.max_norm.skipped > one.before for group in one.groups]
+        if without_values(norm):
+            return []
+        skipped = [group for one in followed if one.max_norm.skipped > int(one.before) for group in one.groups]
         if len(skipped) == len(groups) or not self._request.nonfinite.blanks or _all_follow(groups, followed):
             return skipped
         # A finite norm beyond float32 is returned as infinite, too.
@@ -102,7 +131,7 @@ class _Followed(NamedTuple):
 
     max_norm: AdaptiveNorm
     groups: list[dict[str, Any]]
-    before: int
+    before: Any  # how many steps it had skipped; on an accelerator a tensor
 
 
 def _all_follow(groups: list[dict[str, Any]], followed: list[_Followed]) -> bool:

@@ -76,7 +76,7 @@ def threshold_of(call: ClipCall) -> float:
     max_norm: Any = call.max_norm.threshold if isinstance(call.max_norm, AdaptiveNorm) else call.max_norm
     try:
         return float(max_norm)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):  # the last for a tensor without values
         return math.nan
 
 

@@ -8,6 +8,7 @@ import torch
 from torch.optim import Optimizer
 
 from gradclip.adaptive.holder import AdaptiveNorm
+from gradclip.backends.torch.tensors import without_values
 from gradclip.distributed.processes import ONE_PROCESS, processes_of
 from gradclip.fused import guard_calls
 from gradclip.fused.clipped_before import own_thresholds
@@ -20,6 +21,7 @@ from gradclip.fused.guard_skips import Skips
 from gradclip.fused.guard_window import Window
 from gradclip.fused.guard_words import FIXES, ClippingError, ClippingWarning, Finding, level_of_user
 from gradclip.fused.optimizers import makes_state
+from gradclip.fused.scaled_steps import infinities, unscaled
 from gradclip.inplace import grad_norm
 from gradclip.parameter_groups import have_thresholds
 from gradclip.parameters import ParameterList
@@ -48,9 +50,9 @@ class StepGuard:
         self.steps = self.looks = 0
         self._max_norm, self._settings = max_norm, settings
         self._skips = Skips()
-        self._followed = self._had_gradients = False
+        self._followed = self._had_gradients = self._overflowed = self._several = False
         self._scaler: torch.amp.GradScaler | None = None
-        self._steps_before = 0
+        self._steps_before = self._left_out = 0
         processes_of(ParameterList.of(self._groups()), settings.process_group, settings.mesh)
         self._ranks = settings.ranks(self._parameters())
         self._window: Window | None = None
@@ -106,12 +108,23 @@ class StepGuard:
     def stepping(self, scaler: torch.amp.GradScaler) -> None:
         """Hear that a GradScaler is about to step the optimizer."""
         self._scaler, self._steps_before = scaler, self.steps
+        asked = self._settings
+        processes = processes_of(ParameterList.of(self._groups()), asked.process_group, asked.mesh)
+        self._several = processes is not ONE_PROCESS
+        if self._several and self._window is not None and not getattr(self.optimizer, "_step_supports_amp_scaling", 0):
+            # Where the gradients overflow, the scaler does not step, and nobody is to wait for that process.
+            unscaled(scaler, self.optimizer)
+            found = any(one.item() for one in infinities(scaler, self.optimizer))
+            self._overflowed = processes.anywhere(found)
 
     def stepped(self, scaler: torch.amp.GradScaler) -> None:
         """Hear that it has stepped the optimizer, or skipped the step."""
-        self._scaler = None
+        self._scaler, self._overflowed = None, False
         if self.steps == self._steps_before:
             self._skips.left_out()
+            if self._several:  # others may have stepped, and look when this process does
+                self._left_out += 1
+                self._open_if_due()
             self._tell_of_skips()
 
     # The step
@@ -146,7 +159,7 @@ class StepGuard:
         found_inf = vars(self.optimizer).get("found_inf")
         self._skips.passed(found_inf, by_scaler=self._scaler is not None)
         window = self._window
-        if window is not None and self._is_last() and not _being_captured():
+        if window is not None and self._is_last() and not self._overflowed and _can_read(self._parameters()):
             self._window = None
             try:
                 self._look(window, found_inf, closure=closure)
@@ -163,7 +176,10 @@ class StepGuard:
         if self._window is not None:
             self._window.close()
             self._window = None
-        if put_off or self._settings.is_look(self.steps + 1):
+        self._open_if_due(put_off=put_off)
+
+    def _open_if_due(self, *, put_off: bool = False) -> None:
+        if put_off or (self._window is None and self._settings.is_look(self.steps + self._left_out + 1)):
             self._pre.remove()
             self._open(after_step=True)
 
@@ -297,6 +313,8 @@ def _slack(parameters: list[Any]) -> float:
     return 0.02 if any(one.grad.dtype in (torch.float16, torch.bfloat16) for one in parameters) else 1e-3
 
 
-def _being_captured() -> bool:
-    """Say whether a CUDA graph records this step: it cannot wait for the device."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+def _can_read(parameters: list[Any]) -> bool:
+    """Say whether gradients have values, and no CUDA graph records this step: it could not wait for the device."""
+    if any(one.grad is not None and without_values(one.grad) for one in parameters):
+        return False
+    return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gradclip.adaptive.holder import AdaptiveNorm
+from gradclip.backends.torch.tensors import without_values
 from gradclip.core.each_norm import EachNorm
 from gradclip.monitor.monitor import Monitor
 from gradclip.typing import Policy, Scalar, Threshold
@@ -32,7 +33,7 @@ class StepPart(NamedTuple):
         """Return whether the gradients were clipped, and whether they were skipped, as NaN and infinity if `blanks`."""
         norm, threshold = self.norm, self.threshold
         limit = threshold * self.skip_above if self.skip_above < math.inf else math.inf
-        on_host = norm.device.type == "cpu" and not isinstance(threshold, torch.Tensor)
+        on_host = norm.device.type == "cpu" and not (isinstance(threshold, torch.Tensor) or without_values(norm))
         value: Any = norm.item() if on_host else norm
         finite = math.isfinite(value) if on_host else torch.isfinite(value)
         spike = (value > limit) & finite

@@ -86,8 +86,12 @@ def region(tensor: torch.Tensor) -> Region | None:
 def _start(tensor: torch.Tensor) -> int:
     """Return the address of a tensor's storage; without values, one as if its storage had memory."""
     storage = tensor.untyped_storage()
-    without = tensor.is_meta or type(tensor) is FakeTensor
-    return storage._cdata << 64 if without else storage.data_ptr()
+    return storage._cdata << 64 if without_values(tensor) else storage.data_ptr()
+
+
+def without_values(tensor: torch.Tensor) -> bool:
+    """Say whether a tensor stands for one that is never computed: it is on "meta", or made in a `FakeTensorMode`."""
+    return tensor.is_meta or type(tensor) is FakeTensor
 
 
 # Compiled code cannot look at memory. The compiler calls this function with the parameters, whose gradients are those

@@ -1,0 +1,73 @@
+"""GradScaler where several processes step together: it skips the step only on those whose own gradients overflow.
+
+The others would wait for them, since their steps measure one norm. So a process that is about to skip takes part in
+that first. All of them then find that the norm is not finite, and skip.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.amp.grad_scaler import OptState
+from torch.optim import Optimizer
+
+from gradclip.fused import guard_calls
+from gradclip.fused.guard_calls import ClipCall
+
+
+class ScaledSteps:
+    """Hears of the steps that a GradScaler makes for one optimizer, until `stop`.
+
+    Attributes:
+        scaler: the GradScaler that makes the present step; None if there is none.
+
+    """
+
+    watching = False  # it does not ask how many gradients there are
+
+    def __init__(self, optimizer: Optimizer, unscale: Callable[[Callable[[], None]], None], skip: Any) -> None:
+        """Listen. `unscale` gets what unscales and may raise, `skip` takes part in a step that is skipped here."""
+        self.optimizer = optimizer
+        self.scaler: Any = None
+        self._unscale, self._skip = unscale, skip
+        guard_calls.watch(self)
+
+    def stop(self) -> None:
+        """Listen no more."""
+        guard_calls.unwatch(self)
+
+    def overflowed(self) -> None:
+        """Let the GradScaler lower its scale as on the process whose gradients overflowed."""
+        for found in infinities(self.scaler, self.optimizer):
+            found.fill_(1.0)
+
+    # What it hears of
+
+    def clipped(self, call: ClipCall) -> None:
+        """Hear of a call."""
+
+    def stepping(self, scaler: torch.amp.GradScaler) -> None:
+        """Hear that a GradScaler is about to step the optimizer, or to skip the step."""
+        self.scaler = scaler
+        if getattr(self.optimizer, "_step_supports_amp_scaling", False):
+            return  # it makes all steps
+        self._unscale(lambda: unscaled(scaler, self.optimizer))
+        if any(found.item() for found in infinities(scaler, self.optimizer)):
+            self._skip()
+
+    def stepped(self, scaler: torch.amp.GradScaler) -> None:
+        """Hear that it has done so."""
+        self.scaler = None
+
+
+def unscaled(scaler: Any, optimizer: Optimizer) -> None:
+    """Let a GradScaler unscale the gradients, as its step does, if nobody has called it before."""
+    if scaler._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
+        scaler.unscale_(optimizer)
+    if not infinities(scaler, optimizer):
+        raise AssertionError("No inf checks were recorded for this optimizer.")  # as the step raises
+
+
+def infinities(scaler: Any, optimizer: Optimizer) -> list[torch.Tensor]:
+    """Return the scalars, one for each device, that are 1.0 where a GradScaler has found gradients not finite."""
+    return list(scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values())
