@@ -6,6 +6,8 @@ import math
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 
 import gradclip
 from gradclip.fused.fold import FusedClipping
@@ -241,6 +243,46 @@ def test_a_checkpoint_without_thresholds_takes_none_away(saved_with):
     optimizer.load_state_dict(as_saved(older.state_dict()))
     assert optimizer.param_groups[1]["max_norm"] == (5.0 if saved_with else 2.0)
     assert "max_norm" not in optimizer.param_groups[0]
+
+
+OWN = {"adaptive": lambda: gradclip.AdaptiveNorm(RULE), "fixed": lambda: 2.0, "none": lambda: None}
+
+
+@pytest.mark.parametrize("own", OWN.values(), ids=OWN)
+@pytest.mark.parametrize("saved_own", OWN.values(), ids=OWN)
+def test_a_file_says_no_more_of_an_adaptive_threshold_than_that_there_was_one(own, saved_own):
+    *_, saved = made(saved_own())
+    *_, optimizer = made(given := own())
+    for one in (saved, optimizer):
+        if one.param_groups[1]["max_norm"] is None:
+            del one.param_groups[1]["max_norm"]
+        clip_at_step(one, 1.0)
+    optimizer.load_state_dict(as_saved(saved.state_dict()))
+    expected = 2.0 if saved_own is OWN["fixed"] and own is not OWN["adaptive"] else given
+    assert optimizer.param_groups[1].get("max_norm") is expected or expected == 2.0
+
+
+@pytest.mark.parametrize("through_files", [False, True])
+@pytest.mark.parametrize("setting", ["cpu_offload", "full_state_dict", "flatten_optimizer_state_dict"])
+@pytest.mark.filterwarnings("ignore::UserWarning:torch")
+def test_an_adaptive_threshold_of_a_group_goes_through_torch_distributed_checkpoint(setting, through_files, tmp_path):
+    options, runs = StateDictOptions(**{setting: True}), []
+    for _ in range(2):
+        body, head, optimizer = made(own := gradclip.AdaptiveNorm(RULE), torch.optim.AdamW)
+        runs.append((torch.nn.ParameterDict({"body": body, "head": head}), optimizer, own))
+        clip_at_step(optimizer, 1.0)
+    (model, optimizer, _), (other_model, other, own) = runs
+    for norm in (1.0, 30.0):
+        give(model["body"], model["head"], (norm, norm))
+        optimizer.step()
+    saved = get_optimizer_state_dict(model, optimizer, options=options)
+    if through_files:
+        dcp.save(saved, checkpoint_id=tmp_path)
+        saved = get_optimizer_state_dict(other_model, other, options=options)
+        dcp.load(saved, checkpoint_id=tmp_path)
+    set_optimizer_state_dict(other_model, other, saved, options=options)
+    assert other.param_groups[1]["max_norm"] is own
+    assert other.state[other_model["body"]]["step"] == 2
 
 
 @pytest.mark.after_error

@@ -29,6 +29,8 @@ _CLIPPED: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
 _KEY = "gradclip"
 """In an optimizer's state dict: PyTorch reads only "state" and "param_groups", so others can load it too."""
 _ABSENT = object()
+_FOLLOWS = "AdaptiveNorm"
+"""Saved as the threshold of a group that has one. `torch.distributed.checkpoint` asks for each key of the optimizer."""
 
 
 def check_unclipped(optimizer: Optimizer) -> None:
@@ -227,7 +229,7 @@ class StepClipping:
             state[_KEY] = found
         for group in state["param_groups"]:
             if _adaptive(group) is not None:  # files hold its state, and no other objects
-                del group["max_norm"]
+                group["max_norm"] = _FOLLOWS
 
     def _check_saved(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         """Take the state out of a copy of what is loaded, and raise for one that cannot be loaded."""
@@ -239,8 +241,10 @@ class StepClipping:
     def _load(self, optimizer: Optimizer) -> None:
         """Load the state, and give groups their thresholds back: PyTorch replaces all keys by those of the file."""
         for group, own in zip(optimizer.param_groups, self._own, strict=True):
-            if isinstance(own, AdaptiveNorm) or (own is not _ABSENT and "max_norm" not in group):
+            if isinstance(own, AdaptiveNorm) or isinstance(group.get("max_norm", _FOLLOWS), str):
                 group["max_norm"] = own
+            if group["max_norm"] is _ABSENT:
+                del group["max_norm"]
         state, self._loading = self._loading, None
         if state is not None:
             self.load_state_dict(state)
