@@ -266,12 +266,12 @@ def entered(
     """Return the gradients, after all checks.
 
     The arrays share the gradients' memory, except that with `to_write`, no two of them share any. With `apart`, each
-    parameter's gradient then gets memory of its own. Warns if no parameter has a gradient, unless all `may_lack` one
-    or other processes may have some.
+    parameter's gradient then gets memory of its own. Warns if no parameter has a gradient, on any process, unless all
+    `may_lack` one.
     """
     gradients = Gradients.of(params)
-    if processes is ONE_PROCESS and not (may_lack or gradients.held):
-        params.warn_of_no_gradient()
+    if not (may_lack or gradients.held):
+        processes.lack_gradients(params)
     if to_write and gradients.tree is not None:
         gradients.check_writable()
     try:

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -23,6 +24,19 @@ from gradclip.parameter_groups import (
 from gradclip.tree import flatten
 from gradclip.typing import Parameters
 from gradclip.words import level_of_caller
+
+_NO_GRADIENT = "no parameter"
+
+
+@contextmanager
+def may_lack_gradients(parameters: Iterable[Any]) -> Iterator[None]:
+    """Return a context in which nothing warns that no process has a gradient, if this one has none."""
+    if any(parameter.grad is not None for parameter in parameters):
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", _NO_GRADIENT, UserWarning)
+        yield
 
 
 @dataclass(frozen=True)
@@ -160,7 +174,7 @@ class ParameterList:
         if (self.parameters or self.sizes) and not being_compiled():
             which = "" if self.choice.where is None else " that where chooses"
             warnings.warn(
-                f"no parameter{which} has a gradient, so the norm is 0 and nothing is clipped. Call it after "
+                f"{_NO_GRADIENT}{which} has a gradient, so the norm is 0 and nothing is clipped. Call it after "
                 "loss.backward() and before zero_grad(). An optimizer that steps within the backward pass leaves no "
                 "gradients: for it, call gradclip.integrations.torch.clip_in_backward. An engine that holds the "
                 "gradients leaves none either: call gradclip.integrations.deepspeed.follow or "

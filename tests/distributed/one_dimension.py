@@ -13,6 +13,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradclip
+from gradclip.integrations.torch import clip_at_step
 from gradients import (
     ORDERS,
     check,
@@ -89,7 +90,33 @@ def no_gradients():
     parameters[0].grad = None
     check([*parameters], full)
     parameters[1].grad = None
-    assert gradclip.clip_grad_norm_(parameters, 1.0).item() == 0.0
+    plain = {"process_group": dist.group.WORLD}
+    for given, options in ((parameters, {}), ([torch.nn.Parameter(torch.ones(2, 2))], plain)):
+        for call in (gradclip.clip_grad_norm_, gradclip.clip_grad_layer_norm_, gradclip.clip_grad_unit_norm_):
+            with pytest.warns(UserWarning, match="no parameter has a gradient"):
+                call(given, 1.0, **options)
+        with pytest.warns(UserWarning, match="no parameter has a gradient"):
+            assert gradclip.grad_norm(given, **options).item() == 0.0
+    with pytest.warns(UserWarning, match="no parameter has a gradient"):
+        gradclip.clip_grad_norm_([{"params": parameters, "max_norm": 1.0}], 1.0)
+
+
+def steps_without_gradients_say_nothing():
+    parameters = [parameter(numbers(4, seed=1), mesh(), [Shard(0)]) for _ in range(2)]
+    for p in parameters:
+        p.grad = None
+    for fused in (False, True):
+        optimizer = torch.optim.AdamW(parameters, fused=fused)
+        clipping, watched = clip_at_step(optimizer, 1.0), gradclip.guard(optimizer, 1.0)
+        optimizer.step()
+        assert (float(clipping.norm), watched.norm) == (0.0, 0.0)
+        clipping.remove()
+        watched.remove()
+
+
+def gradients_of_zero_say_nothing():
+    p = parameter(torch.zeros(2 * WORLD), mesh(), [Shard(0)])
+    assert gradclip.clip_grad_norm_([p], 1.0).item() == 0.0
 
 
 def no_gradient_on_one_process():
@@ -198,7 +225,8 @@ def frozen_parameters_say_nothing():
     trained = parameter(full, mesh(), [Shard(0)])
     clipped = check([frozen, trained, alone], [full])
     close(trained.grad.full_tensor(), clipped[0])
-    assert gradclip.grad_norm([frozen, alone]).item() == 0.0
+    with pytest.warns(UserWarning, match="no parameter has a gradient"):
+        assert gradclip.grad_norm([frozen, alone]).item() == 0.0
     assert frozen.grad is None
 
 

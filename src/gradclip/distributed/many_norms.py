@@ -38,8 +38,8 @@ Reduce = Callable[[list[Any], Group, tuple[int, ...]], Any]
 class ManyNorms(Together):
     """The processes that share many norms.
 
-    `hear` takes the reduced flags, and returns whether the call can go on. `look` takes the arrays before. `chosen`
-    says whether the call chooses any gradient of this process.
+    `hear` takes the reduced flags, and returns whether the call can go on. `look` takes the arrays before, `found` the
+    norms of the first part. `chosen` says whether the call chooses any gradient of this process.
     """
 
     def __init__(
@@ -48,10 +48,12 @@ class ManyNorms(Together):
         reduce: Reduce,
         hear: Callable[[Backend, list[Any]], Any],
         look: Callable[[Backend, Arrays], None],
+        found: Callable[[Backend, Norm], None],
         *,
         chosen: bool = True,
     ) -> None:
         self._shardings, self._reduce, self._hear, self._look = shardings, reduce, hear, look
+        self._found = found
         self._chosen = chosen
         self._holders: Any = 1.0
         self._known: tuple[Several, _Shares] | None = None
@@ -75,6 +77,7 @@ class ManyNorms(Together):
             own_of = {one: _equal_parts(x, many * len(parts))[number * many :][:many] for one, x in found.items()}
             norm = accumulators.norm_of(backend, shares.joined(xp, own_of, order), order, float(holders))
             norms.append(Norm(xp.where(sure, norm.value, math.nan), norm.divisor, norm.error, norm.floor))
+        self._found(backend, norms[0])
         return norms
 
     def finite(self, backend: Backend) -> Any:

@@ -88,7 +88,10 @@ class ProcessGroups(Holders):
         self._replicas = Replicas(groups(self._named), self._shardings)
         self._each = each
         self._watching: Watching | None = None
-        self._many = ManyNorms(self._shardings, self._reduce_each, self._heard, self._look, chosen=not params.unmatched)
+        self._lacking: ParameterList | None = None
+        self._many = ManyNorms(
+            self._shardings, self._reduce_each, self._heard, self._look, self._found, chosen=not params.unmatched
+        )
         self.together = self._many
 
     # The call
@@ -134,8 +137,17 @@ class ProcessGroups(Holders):
         """Return a tensor without elements, for a process that has no gradient."""
         return [nothing(self._device)]
 
+    def lack_gradients(self, params: ParameterList) -> None:
+        """Warn once the norm is known to be 0: others may have gradients. Without waiting, only where they cannot."""
+        if self.on_host:
+            self._lacking = params
+        elif not self._named:  # all processes have gradients of distributed tensors, or none
+            params.warn_of_no_gradient()
+
     def filled(self, params: ParameterList, shape: Callable[[Any], Sequence[int]]) -> ParameterList:
         """Return the parameters, with a tensor without elements in the place of each gradient missing here."""
+        if params.tree is None and all(grad is None for grad in params.gradients):
+            self.lack_gradients(params)
         return filled_up(params, partial(nothing_like, shape=shape, device=self._device))
 
     def check_units(self) -> None:
@@ -173,7 +185,14 @@ class ProcessGroups(Holders):
             self._watching.measure(backend, arrays, order, self._many)
         norm = accumulators.norm_of(backend, total, order, xp.where(finite, reached[_NORMS], 1.0))
         sure = sure & (finite | ~xp.isfinite(norm.value))
+        self._found(backend, norm)
         return Norm(xp.where(sure, norm.value, math.nan), norm.divisor, norm.error, norm.floor)
+
+    def _found(self, backend: Backend, norm: Norm) -> None:
+        """Take in the norms over all processes."""
+        params, self._lacking = self._lacking, None
+        if params is not None and backend.concrete and not params.unmatched and not backend.xp.any(norm.value != 0):
+            params.warn_of_no_gradient()
 
     def _look(self, backend: Backend, arrays: Arrays) -> None:
         """Look at the gradients of named groups, which may be the same on all processes."""

@@ -52,6 +52,10 @@ class Processes(Protocol):
         """Return the parameters, with something in the place of gradients that only other processes may have."""
         return params
 
+    def lack_gradients(self, params: ParameterList) -> None:
+        """Warn that no parameter has a gradient, as soon as no process can have one."""
+        params.warn_of_no_gradient()
+
     def check_units(self) -> None:
         """Raise a ValueError if gradients are held in a form that does not show their units."""
         return

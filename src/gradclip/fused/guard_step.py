@@ -24,7 +24,7 @@ from gradclip.fused.optimizers import makes_state
 from gradclip.fused.scaled_steps import infinities, unscaled
 from gradclip.inplace import grad_norm
 from gradclip.parameter_groups import have_thresholds
-from gradclip.parameters import ParameterList
+from gradclip.parameters import ParameterList, may_lack_gradients
 from gradclip.typing import Parameters
 
 
@@ -250,7 +250,8 @@ class StepGuard:
         if alone and all(grad is None for grad in params.gradients):
             return 0.0  # `grad_norm` would warn
         order = asked.order.p if order is None else order
-        return float(grad_norm(parameters, order, process_group=asked.process_group, mesh=asked.mesh))
+        with may_lack_gradients(params.parameters):
+            return float(grad_norm(parameters, order, process_group=asked.process_group, mesh=asked.mesh))
 
     @property
     def _adaptive(self) -> AdaptiveNorm | None:

@@ -22,7 +22,7 @@ from gradclip.fused.step import Request
 from gradclip.fused.step_parts import StepPart, left_of_all
 from gradclip.fused.wrapped import parameters_of
 from gradclip.monitor.monitor import Monitor
-from gradclip.parameters import ParameterList
+from gradclip.parameters import ParameterList, may_lack_gradients
 from gradclip.typing import Threshold
 
 _CLIPPED: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
@@ -171,7 +171,8 @@ class StepClipping:
             return
         self._others.begin()
         try:
-            self._clip(optimizer, kwargs)
+            with may_lack_gradients(p for group in optimizer.param_groups for p in group["params"]):
+                self._clip(optimizer, kwargs)
         finally:
             self._others.end()
 
