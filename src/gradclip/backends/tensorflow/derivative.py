@@ -25,6 +25,7 @@ def call_differentiably(
     if not leaves:
         return function(leaves, max_norm, mask)
     given = list(map(tf.convert_to_tensor, leaves if max_norm is None else [*leaves, max_norm]))
+    given, mask = list(map(_local, given)), _local(mask)
     sizes: list[int] = []
 
     def call(*given: tf.Tensor) -> Any:
@@ -51,6 +52,7 @@ def call_differentiably(
 
 def _norm(rule: Any, norm: tf.Tensor, leaves: Sequence[tf.Tensor], max_norm: tf.Tensor | None, mask: Any) -> tf.Tensor:
     """Attach a derivative to the norm, which is already computed. Second derivatives of clipping need it."""
+    leaves, norm, max_norm, mask = list(map(_local, leaves)), _local(norm), _local(max_norm), _local(mask)
 
     @tf.custom_gradient
     def call(*xs: tf.Tensor) -> Any:
@@ -61,6 +63,14 @@ def _norm(rule: Any, norm: tf.Tensor, leaves: Sequence[tf.Tensor], max_norm: tf.
         return tf.identity(norm), gradient
 
     return call(*leaves)
+
+
+def _local(x: Any) -> Any:
+    """Return a tensor as one of the graph that is being recorded, anything else unchanged.
+
+    The gradient of a graph is recorded in another graph, which can read the tensors of that graph only.
+    """
+    return tf.identity(x) if isinstance(x, tf.Tensor) and not tf.executing_eagerly() else x
 
 
 def asked(leaves: Sequence[Any]) -> bool:
