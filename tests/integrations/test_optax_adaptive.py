@@ -197,3 +197,16 @@ def test_finite_spikes_with_a_norm_beyond_float32_are_skipped(policy, compiled):
     updates, state = transform.update({"empty": jnp.zeros(0), "w": jnp.full(200, jnp.inf)}, state)
     assert bool(jnp.isnan(updates["w"]).all()) == (policy == "propagate")
     assert int(state.skipped) == 1 + (policy == "skip")
+
+
+@pytest.mark.parametrize("policy", ["propagate", "skip", "zero"])
+@pytest.mark.parametrize("compiled", [jax.jit, lambda update: update], ids=["jit", "eager"])
+def test_a_clipped_step_with_a_norm_beyond_float32_counts(policy, compiled):
+    transform = adaptive_clip_by_global_norm(RULE, nonfinite=policy)
+    state = transform.init(jnp.zeros(200))
+    for value, counts in ((1.0, (0, 0)), (3e37, (1, 0)), (jnp.inf, (1, int(policy == "skip")))):
+        tree = {"last": jnp.full(200, value), "first": jnp.ones(3, jnp.bfloat16)}
+        updates, state = compiled(transform.update)(tree, state)
+        assert (int(state.clipped), int(state.skipped)) == counts
+        if value == 3e37:
+            assert float(jnp.linalg.norm(updates["last"])) == pytest.approx(float(state.max_norm), rel=1e-5)

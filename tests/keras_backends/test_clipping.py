@@ -89,6 +89,21 @@ def test_nonfinite_gradients():
         made("raise")
 
 
+@pytest.mark.parametrize(("policy", "norm"), [("propagate", math.nan), ("skip", 5.0), ("zero", 5.0)])
+def test_a_variable_with_nan_hides_the_clipping_of_no_other(policy, norm):
+    optimizer = SGD(1.0, max_norm=1.0, scope="variable", nonfinite=policy)
+    _, update, _ = updates(arrays([math.nan, 0.5], [3.0, 4.0], [0.25]), optimizer)
+    assert update == pytest.approx([0.6, 0.8])
+    assert (float(optimizer.last_norm), float(optimizer.clipped_share)) == (pytest.approx(norm, nan_ok=True), 1.0)
+
+
+def test_without_a_variable_that_counts_the_norm_is_nan():
+    optimizer = SGD(1.0, max_norm=1.0, scope="variable", nonfinite="skip")
+    updates(arrays([math.nan], [math.nan, 1.0]), optimizer)
+    assert math.isnan(float(optimizer.last_norm))
+    assert float(optimizer.clipped_share) == 0.0
+
+
 def test_variables_without_gradients_are_left_out():
     optimizer = SGD(1.0, max_norm=1.0)
     variables = [keras.Variable([0.0, 0.0]), keras.Variable([7.0])]

@@ -33,6 +33,19 @@ def test_a_spike_is_more_than_ten_times_the_median_before():
     assert len(found([1.0] * 5 + [100.0])) == 1
 
 
+def test_a_step_that_was_skipped_is_a_spike_whatever_its_norm():
+    monitor = gradclip.Monitor(keep_spikes=3)
+    for norm, most in [(3.0, 2.0), (1.0, math.inf), *[(1.0, 4.0)] * 20, (8.5, 4.0), (9.0, math.inf), (30.0, math.inf)]:
+        monitor.record(norm, 1.0, skip_above=most)
+    early, late, large = monitor.spikes
+    assert (early.step, early.skipped, math.isnan(early.level)) == (1, True, True)
+    assert (late.step, late.skipped, late.times) == (23, True, 8.5)
+    assert (large.step, large.skipped) == (25, False)
+    assert str(early) == "Step 1: the norm was 3, and the step was skipped."
+    monitor.record(40.0, 1.0)
+    assert [spike.step for spike in monitor.spikes] == [23, 25, 26]
+
+
 def test_there_are_as_many_spikes_as_the_advice_says():
     norms = np.exp(np.random.default_rng(0).standard_normal(1000) * 1.5)
     norms[::7] = 0.0

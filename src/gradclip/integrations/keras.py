@@ -8,6 +8,7 @@ from Keras' `global_clipnorm`, `clipnorm` and `clipvalue`:
 - Under `tf.distribute`, the sum over replicas is clipped, not each replica's part.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
@@ -44,8 +45,8 @@ def clipped(optimizer: type[Optimizer]) -> Callable[..., Optimizer]:
     accumulation steps, and divided by the loss scale.
 
     `last_norm` is the norm of the gradients before clipping, at the last update: with "variable" the largest norm of a
-    variable, with "value" the largest magnitude. `clipped_share` is the share of updates so far with a norm above
-    `max_norm`. Both are scalar tensors, stored in variables of the optimizer.
+    variable (under "skip" of those without NaN), with "value" the largest magnitude. `clipped_share` is the share of
+    updates so far with a norm above `max_norm`. Both are scalar tensors, stored in variables of the optimizer.
 
     The subclass is registered for saving. To load a saved optimizer, import this module first. For an optimizer that is
     not part of Keras, also call `clipped` with its class.
@@ -143,9 +144,9 @@ class _Clipping(keras.optimizers.Optimizer):
         return _unpickled, (next(cls for cls in type(self).__mro__ if cls.__module__ != __name__), *saved)
 
     def _clip_gradients(self, grads: Sequence[Any]) -> list[Any]:
-        results, norm = SCOPES[self.scope](list(grads), self.max_norm, self.nonfinite)
-        self._norm.assign(ops.cast(norm, "float32"))
-        self._clipped_steps.assign_add(ops.cast(norm > self.max_norm, self._clipped_steps.dtype))
+        results, norms = SCOPES[self.scope](list(grads), self.max_norm, self.nonfinite)
+        self._norm.assign(_largest(norms, self.nonfinite))
+        self._clipped_steps.assign_add(ops.cast(ops.any(norms > self.max_norm), self._clipped_steps.dtype))
         return results
 
 
@@ -201,13 +202,22 @@ def _clipping_of(optimizer: Any) -> _Clipping:
     )
 
 
+def _largest(norms: Any, nonfinite: Policy) -> Any:
+    """Return the largest norm; under "skip" without those that are NaN, unless all are."""
+    norms = ops.cast(norms, "float32")
+    if nonfinite != "skip":
+        return ops.max(norms)
+    found = ops.max(ops.where(ops.isnan(norms), -1.0, norms))
+    return ops.where(found < 0, math.nan, found)
+
+
 def _together(grads: list[Any], max_norm: float, nonfinite: Policy) -> tuple[list[Any], Scalar]:
     return clip_by_global_norm(grads, max_norm, nonfinite=nonfinite)
 
 
 def _one_by_one(grads: list[Any], max_norm: float, nonfinite: Policy) -> tuple[list[Any], Scalar]:
     results, norms = clip_by_layer_norm(grads, max_norm, nonfinite=nonfinite)
-    return results, ops.max(ops.stack([ops.cast(norm, "float32") for norm in norms if norm is not None]))
+    return results, ops.stack([ops.cast(norm, "float32") for norm in norms if norm is not None])
 
 
 def _elements(grads: list[Any], max_norm: float, nonfinite: Policy) -> tuple[list[Any], Scalar]:

@@ -98,12 +98,12 @@ def adaptive_clip_by_global_norm(
         updates = jax.tree.map(jnp.asarray, updates)
         threshold = rule.max_norm(state.history)
         clipped, norm = clip_tree(updates, threshold, ord=order.p, nonfinite=nonfinite, axis_name=axis_name)
-        spike = jnp.zeros(jnp.shape(norm), bool)
+        spike, finite = jnp.zeros(jnp.shape(norm), bool), _finite(updates, norm, policy, axis_name)
         if not isinstance(most, float) or most < math.inf:
-            spike = _spikes(norm, threshold, most) & (jnp.isfinite(norm) | _all_finite(clipped, axis_name))
+            spike = _spikes(norm, threshold, most) & finite
             clipped = jax.tree.map(partial(_zeros_where, spike), clipped)
-        skipped = spike | (~jnp.isfinite(norm) & policy.blanks)
-        return clipped, _observed(rule, state, norm, threshold, skipped)
+        skipped = spike | (~finite & policy.blanks)
+        return clipped, _observed(rule, state, norm, threshold, skipped, finite & ~skipped)
 
     return optax.GradientTransformation(lambda params: _nothing_observed(rule, params), update)
 
@@ -167,7 +167,7 @@ def skip_spikes(
             return jax.tree.map(typed_as, zeros, made), jax.tree.map(typed_as, state.inner, left)
 
         made, left = either(skipped, nothing, step)
-        return made, SkipSpikesState(_observed(rule, state.clip, norm, threshold, skipped), left)
+        return made, SkipSpikesState(_observed(rule, state.clip, norm, threshold, skipped, ~skipped), left)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -194,23 +194,33 @@ def _factor(skip_above: Any) -> float | jax.Array:
 
 
 def _spikes(norm: jax.Array, threshold: jax.Array, skip_above: float | jax.Array) -> jax.Array:
-    # An infinite norm may be that of finite updates, too large for the dtype of norms.
     return norm > threshold * jnp.asarray(skip_above, threshold.dtype)
 
 
-def _all_finite(clipped: optax.Updates, axis_name: AxisName) -> jax.Array | bool:
-    """Say whether updates were finite before they were clipped. If one was not, all are NaN, or else they are zeros."""
-    leaves = (x for x in jax.tree.leaves(clipped) if jnp.issubdtype(x.dtype, jnp.inexact) and x.size)
-    finite = next((~jnp.isnan(x.reshape(-1)[0]) for x in leaves), None)
-    if finite is None or axis_name is None:
-        return finite is None or finite
+def _finite(updates: optax.Updates, norm: jax.Array, policy: Nonfinite, axis_name: AxisName) -> jax.Array:
+    """Say whether the updates that count are finite. Their norm may be infinite: too large for the dtype of norms."""
+    if policy.zeroes:
+        return ~jnp.isnan(norm)
+    leaves = [x for x in jax.tree.leaves(updates) if jnp.issubdtype(x.dtype, jnp.inexact)]
+
+    def all_finite() -> jax.Array:
+        return jnp.array([jnp.isfinite(x).all() for x in leaves]).all()
+
+    finite = either(jnp.isinf(norm), all_finite, lambda: jnp.isfinite(norm))
+    if axis_name is None:
+        return finite
     return jax.lax.pmin(finite.astype(jnp.int32), axis_name) > 0  # JAX cannot tell that all devices say the same
 
 
 def _observed(
-    rule: QuantileThreshold, state: AdaptiveClipState, norm: jax.Array, threshold: jax.Array, skipped: jax.Array
+    rule: QuantileThreshold,
+    state: AdaptiveClipState,
+    norm: jax.Array,
+    threshold: jax.Array,
+    skipped: jax.Array,
+    counts: jax.Array,
 ) -> AdaptiveClipState:
-    clipped = (norm > threshold) & jnp.isfinite(norm) & ~skipped
+    clipped = (norm > threshold) & counts
     return AdaptiveClipState(
         rule.observe(state.history, norm),
         norm.astype(state.norm.dtype),

@@ -1,4 +1,4 @@
-"""What is told of a step whose gradients were far larger than before, or not finite."""
+"""What is told of a step that was skipped, or whose gradients were far larger than before, or not finite."""
 
 import math
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ class LayerOfSpike(NamedTuple):
 
 
 class Spike(NamedTuple):
-    """A step with a norm more than 10 times the median of the 128 before, or with NaN or infinity in its gradients.
+    """A step that was skipped, with a norm above 10 times the median of the 128 before, or with NaN or infinity.
 
     Attributes:
         step: the number of the step; of a call that raised, the number that it would have had.
@@ -100,7 +100,8 @@ class Spike(NamedTuple):
             return f"the norm was {self.norm:g}{after}"
         if not self.finite:
             return f"the gradients held NaN or infinity, and the norm of the rest was {self.norm:.4g}{after}"
-        return f"the norm was {self.norm:.4g}, {rounded(self.times)} times the level before ({self.level:.4g}){after}"
+        above = f", {rounded(self.times)} times the level before ({self.level:.4g})" if self.level > 0 else ""
+        return f"the norm was {self.norm:.4g}{above}{after}"
 
     def _who(self) -> list[str]:
         """Name the layers: those that are not finite, or those that make most of the squared norm."""

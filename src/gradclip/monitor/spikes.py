@@ -1,4 +1,4 @@
-"""Find the steps whose gradients were far larger than before or not finite, and who made them so."""
+"""Find the steps that were skipped, or whose gradients were far larger or not finite, and who made them so."""
 
 import math
 from bisect import bisect_left, insort
@@ -87,7 +87,7 @@ class Spikes:
     def _spike(self, seen: Seen, level: float) -> Spike | None:
         step = seen.step
         broken = not step.finite or (seen.layers is not None and not np.isfinite(seen.layers.norms).all())
-        if not broken and not step.norm > SPIKE * level:
+        if not (broken or step.skipped or step.norm > SPIKE * level):
             return None
         return Spike(
             step.step,
@@ -122,7 +122,7 @@ class Spikes:
         alike = [one for one in self._kept if one.finite == spike.finite]
         self._kept.append(spike)
         if len(alike) >= self.keep:
-            worst = min([*alike, spike], key=lambda one: (one.times if one.finite else 0.0, one.step))
+            worst = min([*alike, spike], key=lambda one: (one.times if one.finite and one.level > 0 else 0.0, one.step))
             self._kept = [one for one in self._kept if one is not worst]
         self._kept.sort(key=lambda one: one.step)
 
