@@ -1,7 +1,9 @@
 import os
 import subprocess
 import sys
+import zipfile
 from dataclasses import FrozenInstanceError
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,7 @@ try:
 except ImportError:  # NumPy 1
     from numpy.core._multiarray_umath import __cpu_features__ as processor
 
+PACKAGE = Path(gradclip.__file__).parent
 HAS_AVX2 = all(map(processor.get, ("AVX2", "F16C", "FMA3")))
 VARIANTS = ("baseline", *(("avx2",) if HAS_AVX2 else ()), *(("avx512",) if HAS_AVX2 and processor["AVX512F"] else ()))
 SAY = (
@@ -89,6 +92,19 @@ def test_kernels_that_were_not_built():
     assert (said[0], said[2], stderr) == (off(), "5.0", "")
     assert said[1].startswith("The kernels were not built when gradclip was installed. To build them, install a C++")
     assert "GRADCLIP_REQUIRE_NATIVE=1" in said[1]
+
+
+def test_kernels_in_a_zip_file_cannot_be_loaded(tmp_path):
+    path = tmp_path / "gradclip.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for file in PACKAGE.rglob("*.py"):
+            archive.write(file, file.relative_to(PACKAGE.parent))
+    said, stderr = say(first=f"import sys; sys.path.insert(0, {str(path)!r});")
+    assert (said[0], said[2], stderr) == (off(), "5.0", "")
+    assert said[1].startswith(
+        f"gradclip was imported from a zip file, {path}. Python cannot load the kernels from there"
+    )
+    assert said[1].endswith("To use them, unpack the file, or install gradclip with pip.")
 
 
 def test_kernels_that_do_not_load():

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
+from zipimport import zipimporter
 
 # Each term of a sum goes through 85 additions in its chunk. The sums of the chunks are added with error compensation.
 ADDITIONS = 87
@@ -122,6 +123,11 @@ def _unavailable(reason: str) -> NativeStatus:
 _wanted = os.environ.get("GRADCLIP_NATIVE", "")
 if _wanted == "0":
     _status = _unavailable("GRADCLIP_NATIVE=0 turns the kernels off. Unset it to use them.")
+elif isinstance(__spec__.loader, zipimporter):
+    _status = _unavailable(
+        f"gradclip was imported from a zip file, {__spec__.loader.archive}. Python cannot load the kernels from there: "
+        "they are a shared library. To use them, unpack the file, or install gradclip with pip."
+    )
 # An ImportError alone would not distinguish kernels that were not built from kernels that do not load.
 elif find_spec("gradclip.native._kernels") is None:
     _status = _unavailable(f"The kernels were not built when gradclip was installed. {_BUILD}")

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import gradclip
 from compilations import compiled_in
@@ -50,6 +51,22 @@ def test_batches_that_are_mapped_are_added_one_by_one():
         squares, totals = call(batch, weighing.astype(jnp.float64))
     assert squares.tolist() == [[25.0], [100.0]]
     assert totals.tolist() == [[3.0, 4.0], [3.0, 4.0]]
+
+
+@pytest.mark.parametrize("compiled", [jax.jit, lambda call: call], ids=["jit", "eager"])
+@pytest.mark.parametrize(
+    ("axes", "grads", "mask"), [((0, None), (0, 4, 3), (4,)), ((0, 0), (0, 4, 3), (0, 4)), ((None, 1), (4, 3), (4, 0))]
+)
+def test_mapping_over_no_rows_returns_none(axes, grads, mask, compiled):
+    call = jax.vmap(lambda grads, mask: gradclip.per_example_clip(grads, 1.0, mask=mask), in_axes=axes)
+    total, info = compiled(call)(jnp.ones(grads), jnp.ones(mask, bool))
+    assert (total.shape, info.norms.shape, info.num_clipped.shape) == ((0, 3), (0, 4), (0,))
+
+
+@pytest.mark.parametrize("method", ["materialize", "ghost", "loop"])
+def test_gradients_of_no_batches_are_none(method):
+    call = gradclip.clipped_grad(lambda p, x: (p * x).sum(), 1.0, method=method)
+    assert jax.vmap(call, in_axes=(None, 0))(jnp.ones(3), jnp.zeros((0, 4, 3))).shape == (0, 3)
 
 
 def test_meshes_of_one_device():

@@ -128,11 +128,12 @@ def _mapped(arrays: Sequence[Any], axes: Sequence[Any], *, kernel: Kernel) -> An
     rows = [x if axis is None else jnp.moveaxis(x, axis, 0) for x, axis in zip(arrays, own, strict=True)]
     count = next(len(x) for x, axis in zip(rows, own, strict=True) if axis is not None)
 
-    def row(i: jax.Array) -> list[jax.Array]:
-        return kernel([x if axis is None else x[i] for x, axis in zip(rows, own, strict=True)])
+    def row(taken: list[jax.Array]) -> list[jax.Array]:
+        left = iter(taken)
+        return kernel([x if axis is None else next(left) for x, axis in zip(rows, own, strict=True)])
 
     if kernel.vmap == "loop":
-        found = lax.map(row, jnp.arange(count))
+        found = lax.map(row, [x for x, axis in zip(rows, own, strict=True) if axis is not None])
     else:
         length = count if kernel.vmap == "broadcast" else 1
         alike = [lax.broadcast(x, (length,)) if axis is None else x for x, axis in zip(rows, own, strict=True)]
