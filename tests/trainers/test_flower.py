@@ -137,6 +137,7 @@ def test_messages_that_are_not_for_training_pass(name):
         ({"trained": {"b": np.zeros(2, np.float32)}}, "expects the keys of the trained arrays to be those"),
         ({"trained": {"w": np.zeros(3, np.float32)}}, "cannot clip: .* array 0 has shape (3,), and (2,) was sent"),
         ({"sent": {"w": np.zeros(2, int)}}, "cannot clip: array 0 was sent in int64 and comes back in float32"),
+        ({"trained": {"w": np.array([10**9, 10**9])}}, "array 0 was sent in float32 and comes back in int64"),
         ({"trained": {"w": np.array(["1", "2"])}}, "cannot clip: array 0 has dtype <U1, which cannot be clipped"),
     ],
 )

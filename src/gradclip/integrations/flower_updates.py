@@ -69,7 +69,7 @@ def clipped_parameters(new: Arrays, old: Arrays, max_norm: float) -> ClippedUpda
 
     Raises:
         ValueError: lists of different lengths, arrays of different shapes, floating-point numbers where integers were
-            sent, a threshold that is negative or NaN.
+            sent or the other way round, a threshold that is negative or NaN.
         TypeError: arrays of numbers that NumPy has no type for, such as bfloat16, or of objects.
 
     >>> new, old = [np.array([3.0, 4.0])], [np.zeros(2)]
@@ -172,6 +172,11 @@ def _pairs(new: Arrays, old: Arrays) -> list[tuple[np.ndarray, np.ndarray]]:
             raise ValueError(
                 f"array {i} was sent in {o.dtype} and comes back in {x.dtype}, which its dtype cannot hold. Convert it "
                 f"to {o.dtype}, or send it in {x.dtype}."
+            )
+        if _is_floating(o, i) and not _is_floating(x, i):
+            raise ValueError(
+                f"array {i} was sent in {o.dtype} and comes back in {x.dtype}, which is not clipped. Convert it to "
+                f"{o.dtype}, so that it is clipped. If it is a counter, send back the array that came."
             )
     return found
 
