@@ -36,7 +36,7 @@ class Arrays {
   Sum sum(double p, double divisor, bool in_float, int threads) const;
   Extremes extremes(int threads) const;
 
-  // The exact sum of magnitudes (`p` 1, real numbers only) or of squares (`p` 2). All elements must be finite.
+  // The exact sum of magnitudes (`p` 1, real numbers only) or of squares (`p` 2). Throws if an element is not finite.
   ExactSum exact_sum(int p, int threads) const;
 
   // The same for each of `rows` rows: first the arrays of the first row, then those of the second, and so on. Each row

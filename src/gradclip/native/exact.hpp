@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <memory>
 
 #include "exact_sum.hpp"
 #include "formats.hpp"
@@ -77,7 +78,8 @@ class Extraction {
 struct Terms {
   alignas(64) double at[kExactBlock];
 
-  // Adds the terms times 2**exponent. They are below 2**above, and only bits in `seen` are set.
+  // Adds the terms times 2**exponent. They are below 2**above, and only bits in `seen` are set. It ends: NaN and
+  // infinities, of which a remainder would always be left, make their sum one of them, and that is refused.
   void add_to(ExactSum& into, int64_t count, int above, int64_t seen, int exponent) {
     while (seen) {
       above = std::min(above, exponent_above(seen));
@@ -137,16 +139,22 @@ inline Lanes<double> lanes_at(const typename Format::Raw* x, int64_t at, int64_t
   return load_last<Real<Format>>(x, at, count);
 }
 
+// The memory for one block. It would take up much of the stack of a small thread.
+struct Workspace {
+  Terms rests, lacks, set_aside;
+};
+
+// Adds all numbers but those far below the largest. Returns whether there are such, and sets them aside.
 template <class Format, bool squares>
-void add_block(const typename Format::Raw* x, int64_t count, ExactSum& into) {
+bool add_near(const typename Format::Raw* x, int64_t count, Workspace& space, ExactSum& into) {
   const auto range = Range<typename Format::Bits>::of(reinterpret_cast<const typename Format::Bits*>(x), count);
   const double largest = wide<Format>(std::bit_cast<typename Format::Raw>(range.largest));
-  if (largest == 0.0) return;
+  if (largest == 0.0) return false;
+  refuse_nonfinite(largest);
   Scaled<Format> scaled(largest);
   const int above = (squares ? 2 : 1) * (std::ilogb(largest) + scaled.scale + 1);
   const int exponent = (squares ? -2 : -1) * scaled.scale;
   constexpr bool kTwoTerms = squares && Scaled<Format>::kWide;
-  Terms rests, lacks;
   BitsSeen lack_seen;
   Extraction extraction(above);
   for (int64_t i = 0; i < count; i += kLanes) {
@@ -158,29 +166,39 @@ void add_block(const typename Format::Raw* x, int64_t count, ExactSum& into) {
         lanes.v[j] = square;
       }
     }
-    extraction.rest_of(lanes).store(rests.at + i);
-    if constexpr (kTwoTerms) lack.store(lacks.at + i);
+    extraction.rest_of(lanes).store(space.rests.at + i);
+    if constexpr (kTwoTerms) lack.store(space.lacks.at + i);
   }
   extraction.add_to(into, exponent);
-  rests.add_to(into, count, above - kTakenBits, extraction.seen(), exponent);
+  space.rests.add_to(into, count, above - kTakenBits, extraction.seen(), exponent);
   // The rounding error of a square is at most half an ulp.
-  if constexpr (kTwoTerms) lacks.add_to(into, count, above - 53, lack_seen.all(), exponent);
+  if constexpr (kTwoTerms) space.lacks.add_to(into, count, above - 53, lack_seen.all(), exponent);
   if constexpr (Scaled<Format>::kWide) {
-    if (!scaled.far.all()) return;
-    for (int64_t i = 0; i < count; ++i) rests.at[i] = std::abs(x[i]) < scaled.least[0] ? x[i] : 0.0;
-    add_block<Format, squares>(rests.at, count, into);
+    if (!scaled.far.all()) return false;
+    for (int64_t i = 0; i < count; ++i) space.set_aside.at[i] = std::abs(x[i]) < scaled.least[0] ? x[i] : 0.0;
+    return true;
+  }
+  return false;
+}
+
+template <class Format, bool squares>
+void add_block(const typename Format::Raw* x, int64_t count, Workspace& space, ExactSum& into) {
+  bool more = add_near<Format, squares>(x, count, space, into);
+  if constexpr (Scaled<Format>::kWide) {
+    while (more) more = add_near<Format, squares>(space.set_aside.at, count, space, into);
   }
 }
 
 template <class Format>
 void exact_kernel(const void* data, int64_t count, int p, ExactSum& into) {
   const auto* x = static_cast<const typename Format::Raw*>(data);
+  const std::unique_ptr<Workspace> space(new Workspace);  // not `make_unique`, which would fill it with zeros
   for (int64_t start = 0; start < count; start += kExactBlock) {
     const int64_t block = std::min(kExactBlock, count - start);
     if (p == 2) {
-      add_block<Format, true>(x + start, block, into);
+      add_block<Format, true>(x + start, block, *space, into);
     } else {
-      add_block<Format, false>(x + start, block, into);
+      add_block<Format, false>(x + start, block, *space, into);
     }
   }
 }

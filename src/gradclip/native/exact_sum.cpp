@@ -1,8 +1,17 @@
 #include "exact_sum.hpp"
 
 #include <cmath>
+#include <stdexcept>
+
+void refuse_nonfinite(double number) {
+  if (std::isfinite(number)) return;
+  throw std::runtime_error(
+      "An array holds NaN or an infinity that was not there a moment ago: another thread has written to it. Let that "
+      "thread wait while norms are measured, or pass a copy.");
+}
 
 void ExactSum::add(double number, int exponent) {
+  refuse_nonfinite(number);
   constexpr int kPrecision = 53;
   int place = 0;
   const auto mantissa = static_cast<std::int64_t>(std::ldexp(std::frexp(number, &place), kPrecision));

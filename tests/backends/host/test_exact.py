@@ -32,6 +32,14 @@ def test_a_part_of_an_array_is_decided_alone():
         assert not HOST.at_most(blank, 2.0, 5.0, (1, slice(None)))
 
 
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.0, math.inf])
+def test_nan_and_infinities_which_another_thread_may_have_written_are_refused(p, wrong):
+    for values in ([wrong, 3.0, 4.0, 1.0], [3.0, 4.0, 1.0, wrong]):
+        with pytest.raises(RuntimeError, match="another thread has written to it"):
+            decide(values, p, 5.0)
+
+
 @pytest.mark.parametrize("p", [1.0, 2.0, 3.0, 7.0])
 @pytest.mark.parametrize("scale", [1e-300, 1e-160, 1e-5, 1.0, 1e120, 1e200])
 def test_decisions_equal_those_of_fractions(p, scale):

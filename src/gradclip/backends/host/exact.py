@@ -87,7 +87,18 @@ def power_sum(backend: Threaded, arrays: Arrays, p: float, *, patient: bool = Fa
 
 def _wide_chunks(arrays: Iterable[HostArray]) -> Iterator[np.ndarray]:
     """Yield the real numbers of arrays in host memory as float64 pieces."""
-    return chain.from_iterable(wide_chunks(part) for x in arrays for part in x.parts())
+    return chain.from_iterable(_finite_chunks(part) for x in arrays for part in x.parts())
+
+
+def _finite_chunks(x: HostArray) -> Iterator[np.ndarray]:
+    """Yield float64 copies of pieces. Raises, as the kernels do, if a number is not finite: sums would not end."""
+    for chunk in wide_chunks(x):
+        if not np.isfinite(chunk).all():
+            raise RuntimeError(
+                "An array holds NaN or an infinity that was not there a moment ago: another thread has written to it. "
+                "Let that thread wait while norms are measured, or pass a copy."
+            )
+        yield chunk
 
 
 # Magnitudes and squares
@@ -152,7 +163,7 @@ def extreme_square(x: HostArray, p: float) -> Fraction:
     """Return the exact square of an extreme magnitude, found among the elements close to it in float64."""
     best = max if p > 0 else min
     found = []
-    for pieces in zip(*map(wide_chunks, x.parts()), strict=True):
+    for pieces in zip(*map(_finite_chunks, x.parts()), strict=True):
         real = np.abs(pieces[0])
         imaginary = np.abs(pieces[1]) if len(pieces) > 1 else np.zeros_like(real)
         sizes = np.hypot(real * 0.25, imaginary * 0.25)
