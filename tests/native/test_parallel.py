@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import scarce_memory
+from fresh_process import run
 from gradclip.native import describe_buffers
 
 WORTH_FOUR_THREADS = 4 << 21  # elements that are read
@@ -35,3 +36,24 @@ def test_a_lack_of_memory_is_an_exception_or_fewer_threads():
     done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, check=True)
     ends = literal_eval(done.stdout)
     assert set(ends) == {scarce_memory.RIGHT, scarce_memory.OUT_OF_MEMORY}, (ends, done.stderr)
+
+
+@pytest.mark.parametrize("call", ["sum(2.0, 1.0, False, 1)", "exact_sum(2, 1)", "fill_zero(1)"])
+def test_a_process_ends_while_a_daemon_thread_is_in_the_kernels(tmp_path, call):
+    code = f"""
+        import threading
+        import numpy as np
+        from gradclip.native import describe_buffers
+
+        arrays = describe_buffers([np.ones(100_000)]).kernels
+        in_a_loop = threading.Event()
+
+        def work():
+            while True:
+                arrays.{call}
+                in_a_loop.set()
+
+        threading.Thread(target=work, daemon=True).start()
+        in_a_loop.wait()
+        """
+    assert run(code, tmp_path) == ""

@@ -7,7 +7,9 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
+#include <thread>
 #include <tuple>
 #include <utility>
 
@@ -26,6 +28,26 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 using Pair = std::pair<double, double>;
+
+// Releases Python's lock. A daemon thread that takes it again after the main thread has ended is ended by Python, with
+// glibc by an exception, and that would abort the process on its way through destructors and nanobind. Such a thread
+// sleeps until the process is gone, as it does from Python 3.14 on.
+class Unlocked {
+ public:
+  Unlocked() : state_(PyEval_SaveThread()) {}
+  ~Unlocked() {
+    try {
+      PyEval_RestoreThread(state_);
+    } catch (...) {
+      for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
+    }
+  }
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
 
 // Arrays, and the Python objects that own their memory, which must stay alive.
 struct HeldArrays : Arrays {
@@ -57,7 +79,7 @@ static nb::tuple read_into(nb::handle memory, const Read& read) {
   const std::unique_ptr<Py_buffer, void (*)(Py_buffer*)> held(&view, PyBuffer_Release);
   FileSums found;
   {
-    const nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     found = read(Room{static_cast<std::byte*>(view.buf), static_cast<int64_t>(view.len)});
   }
   return nb::make_tuple(found.sums, found.checksum, found.error, found.ended);
@@ -70,8 +92,10 @@ static Dtype dtype_named(const std::string& name) {
 }
 
 NB_MODULE(_kernels, m) {
+  // A thread that sleeps until the process is gone keeps what it holds, which is no fault to warn of.
+  nb::set_leak_warnings(false);
   // Release Python's lock while arrays are read.
-  const auto unlocked = nb::call_guard<nb::gil_scoped_release, ReadyToThrow>();
+  const auto unlocked = nb::call_guard<Unlocked, ReadyToThrow>();
   const auto locked = nb::call_guard<ReadyToThrow>();
 
   nb::class_<Arrays>(m, "Arrays")
@@ -93,7 +117,7 @@ NB_MODULE(_kernels, m) {
             // Unlocked only here, because creating Python bytes below needs the lock.
             std::vector<std::uint8_t> bytes;
             {
-              const nb::gil_scoped_release unlocked;
+              const Unlocked unlocked;
               bytes = self.exact_sum(p, threads).bytes();
             }
             return nb::make_tuple(nb::bytes(bytes.data(), bytes.size()), ExactSum::kLowest);
@@ -216,7 +240,7 @@ NB_MODULE(_kernels, m) {
         if (PyObject_GetBuffer(bytes.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
         uint32_t found = 0;
         {
-          const nb::gil_scoped_release unlocked;
+          const Unlocked unlocked;
           found = crc32(static_cast<const std::byte*>(view.buf), static_cast<std::size_t>(view.len), before);
         }
         PyBuffer_Release(&view);
