@@ -1,13 +1,13 @@
 """Run functions with IEEE 754 arithmetic, whatever mode the caller has set for the thread.
 
 `torch.set_flush_denormal(True)`, and libraries compiled for speed, make the processor treat subnormal numbers as zeros,
-also in NumPy and in Python itself. The bound, which is proven for all numbers, would then not hold for these.
+also in NumPy and in Python itself. The bound, which is proven for all numbers, would then not hold for these. It is
+proven for rounding to nearest, and some libraries for interval arithmetic leave on that results are rounded up or down.
 """
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -15,6 +15,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _SMALLEST_NORMAL = 2.0**-1022
+_TINY = 2.0**-60  # too little to change 1.0, unless sums are rounded in one direction
 _callers = threading.local()
 
 
@@ -47,7 +48,7 @@ def caller_flushes() -> bool:
 
 
 def with_subnormals(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a function compute with subnormal numbers, then restore the thread's mode.
+    """Make a function compute with subnormal numbers, rounding to nearest, then restore the thread's mode.
 
     While a function is compiled, for example by `torch.compile`, nothing is computed yet and the mode is left alone. If
     a caller passes a keyword that other libraries have, the error names gradclip's own.
@@ -56,10 +57,9 @@ def with_subnormals(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            if _SMALLEST_NORMAL * 0.5 != 0.0 or _being_compiled():
+            if (_SMALLEST_NORMAL * 0.5 != 0.0 and 1.0 + _TINY - _TINY == 1.0) or _being_compiled():
                 return function(*args, **kwargs)
-            with _subnormals_on():
-                return function(*args, **kwargs)
+            return _with_default_arithmetic(function, *args, **kwargs)
         except TypeError:
             from gradclip.advice import raise_advice  # loaded only after an error
 
@@ -69,21 +69,22 @@ def with_subnormals(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-@contextmanager
-def _subnormals_on() -> Iterator[None]:
+def _with_default_arithmetic(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     library = _library()
     if library is None:
-        yield
-        return
+        return function(*args, **kwargs)
     functions, default = library
     before = ctypes.create_string_buffer(512)  # larger than any `fenv_t`
+    flushed_before, flush = getattr(_callers, "flush", False), flushes()
     functions.fegetenv(before)
-    functions.fesetenv(default)
-    _callers.flush = True
+    # Signal handlers, which may raise, run only after calls. So the mode is changed by the first call of `try` and
+    # restored by the first of `finally`.
     try:
-        yield
+        functions.fesetenv(default)
+        _callers.flush = flush
+        return function(*args, **kwargs)
     finally:
-        _callers.flush = False
+        _callers.flush = flushed_before
         functions.fesetenv(before)
 
 
