@@ -25,6 +25,8 @@ CASES = {
     "folded": 60,
     "at_step": 80,
     "wrapped": 80,
+    "idle": 12,
+    "tapes": 4,
     "eager": 12,
     "compiled": 24,
     "monitors": 40,
