@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradclip.integrations.torch import fold_into
+from gradclip.integrations.torch import clip_at_step, fold_into
 
 
 def parameters():
@@ -65,6 +65,26 @@ def test_twice_is_refused():
     fold_into(optimizer, 1.0)
     with pytest.raises(ValueError, match="was already called for this optimizer"):
         fold_into(optimizer, 2.0)
+
+
+@pytest.mark.after_error
+@pytest.mark.parametrize("attach", [fold_into, clip_at_step])
+@pytest.mark.parametrize("late", ["in the group", "in another"])
+def test_a_parameter_that_is_added_twice_later_is_refused_at_the_step(attach, late):
+    weight, optimizer = plain()
+    attach(optimizer, 1.0)
+    added, number = weight, 0
+    if late == "in another":
+        added, number = torch.nn.Parameter(torch.zeros(2)), 1
+        added.grad = torch.tensor([3.0, 4.0])
+        optimizer.add_param_group({"params": [added]})
+    optimizer.param_groups[number]["params"].append(added)
+    with pytest.raises(ValueError, match=f"group {number} lists a parameter twice.*divides its gradient twice"):
+        optimizer.step()
+    assert weight.tolist() == added.tolist() == [0.0, 0.0]
+    optimizer.param_groups[number]["params"].pop()
+    optimizer.step()
+    assert weight.tolist() != [0.0, 0.0]
 
 
 def test_a_step_of_its_own_is_refused():

@@ -44,7 +44,7 @@ from gradclip.core.rules import CLIP
 from gradclip.core.values import Array
 from gradclip.distributed.processes import ONE_PROCESS, Processes, processes_of, telling
 from gradclip.flush_mode import with_subnormals
-from gradclip.fused.optimizers import check_fused
+from gradclip.fused.optimizers import check_fused, check_listed_once
 from gradclip.gradients import Gradients, entered
 from gradclip.parameters import ParameterList
 from gradclip.typing import Meshes, ProcessGroups, Scalar, Threshold
@@ -153,6 +153,7 @@ class Request:
         processes = processes_of(params, self.process_group, self.mesh)
         with processes.preparing():
             check_fused(optimizer)
+            check_listed_once(optimizer)
             asked = self.ask(processes, max_norm, grad_scale)
             scalars = () if grad_scale is None else (grad_scale,)
             # The optimizer divides each gradient where it lies, so memory that two share would be divided twice.
