@@ -140,7 +140,9 @@ def clip_grad_norm_(
         process_group: a process group of PyTorch, or a list of them, if each of its processes holds different gradients
             or different shards; all of them must call. Pass an empty list to clip on this process alone. Not needed for
             distributed tensors, which know their sharding, nor for DistributedDataParallel, which replicates gradients.
-            A parameter group (`{"params": [...], "process_group": ...}`) may name its own.
+            A parameter group (`{"params": [...], "process_group": ...}`) may name its own. With `"shared": True` its
+            gradients are scaled here, and counted by another process that has the same, such as a stage of a pipeline
+            with tied weights.
         mesh: the same, given as a mesh of PyTorch: the processes along all of its dimensions.
         monitor: a `gradclip.Monitor` that records the norm and the threshold after each successful call. With
             nonfinite="raise", it also keeps the names of the gradients that made a call raise, in its `spikes`.

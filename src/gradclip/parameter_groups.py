@@ -7,8 +7,11 @@ from typing import Any
 from gradclip.typing import Parameters
 
 UNNAMED = object()
+SHARED = "shared"
+"""The key of a group of parameters that another process has too, and counts; and the attribute by which Megatron marks
+them."""
 
-_READ = frozenset(("params", "param_names", "process_group", "mesh", "max_norm"))
+_READ = frozenset(("params", "param_names", "process_group", "mesh", "max_norm", SHARED))
 _SETS_CLIPPING = re.compile("clip|max_?(grad(ient)?_?)?norm|norm_type|nonfinite|skip_above|process_?group|mesh|^ord$")
 """In the keys of a parameter group: names of thresholds, orders and processes, in gradclip and in other libraries."""
 _OF_OPTIMIZERS = frozenset(
@@ -48,6 +51,11 @@ def check_keys(group: dict[str, Any], number: int, *, own_thresholds: bool) -> N
             f"parameters[{number}] has the keys {', '.join(map(repr, unread))}, which gradclip does not read. Leave "
             "them out, or pass model.parameters() if they are the optimizer's own. A group names its own threshold "
             "under 'max_norm', its processes under 'process_group' or 'mesh'."
+        )
+    if not isinstance(group.get(SHARED, False), bool):
+        raise TypeError(
+            f"parameters[{number}][{SHARED!r}] must be True or False, got {group[SHARED]!r}. True says that another "
+            "process has the same gradients, and counts them."
         )
     if "max_norm" in group and not own_thresholds:
         raise ValueError(

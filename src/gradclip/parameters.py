@@ -13,6 +13,7 @@ from gradclip.backends import Shards, any_distributed, shards_of
 from gradclip.backends.registry import being_compiled, entry_of, known, lies_itself, load
 from gradclip.choice import EVERY, Choice
 from gradclip.parameter_groups import (
+    SHARED,
     UNNAMED,
     check_keys,
     have_thresholds,
@@ -65,9 +66,9 @@ class ParameterList:
         """List the parameters a user passes: one, an iterable, an optimizer's parameter groups, or a tree.
 
         Parameters may have names, as pairs or in a dict. A parameter group is a dict with its parameters under
-        "params"; of its other keys only "param_names", "process_group", "mesh" and, if the call reads `own_thresholds`,
-        "max_norm" are read. Others that look like settings of clipping are refused. Raises TypeError and ValueError as
-        `as_list` does.
+        "params"; of its other keys only "param_names", "process_group", "mesh", "shared" and, if the call reads
+        `own_thresholds`, "max_norm" are read. Others that look like settings of clipping are refused. Raises TypeError
+        and ValueError as `as_list` does.
         """
         if isinstance(parameters, list | tuple) and parameters and hasattr(parameters[0], "grad"):
             return cls(parameters)
@@ -101,6 +102,15 @@ class ParameterList:
     def choice(self) -> Choice:
         """Which leaves of a tree count, and whether integers are an error."""
         return EVERY if self.choosing is None else self.choosing
+
+    @property
+    def shared(self) -> set[int]:
+        """The ids of the parameters whose gradients other processes have and count."""
+        marks = [SHARED in group and group[SHARED] for group in self.groups]
+        of_each = chain.from_iterable([mark] * size for mark, size in zip(marks, self.sizes, strict=True))
+        marked = of_each if self.groups else [False] * len(self.parameters)
+        every = zip(self.parameters, marked, strict=True)
+        return {id(one) for one, mark in every if mark or getattr(one, SHARED, False) is True}
 
     @property
     def flat(self) -> Sequence[Any] | None:

@@ -110,6 +110,9 @@ class ManyNorms(Together):
     def _power_sum(self, backend: Backend, part: Held, p: float, place: int) -> Fraction | float:
         if not in_host_memory(backend):
             return math.nan
+        if isinstance(part.layout, Groups) and not part.layout.alone:
+            chosen = self._shardings.counting(part.layout.groups[place])
+            return exact.power_sum(backend, backend.chosen(part.arrays, chosen), p)
         return exact.power_sum(backend, _elements(backend, part, place), p)
 
     def _shares(self, layout: Several) -> "_Shares":

@@ -189,9 +189,10 @@ class ProcessGroups(Holders):
         return Norm(xp.where(sure, norm.value, math.nan), norm.divisor, norm.error, norm.floor)
 
     def _found(self, backend: Backend, norm: Norm) -> None:
-        """Take in the norms over all processes."""
+        """Take in the norms over all processes. The smallest magnitude may be 0 where others have gradients."""
         params, self._lacking = self._lacking, None
-        if params is not None and backend.concrete and not params.unmatched and not backend.xp.any(norm.value != 0):
+        known = backend.concrete and self._order.p > 0
+        if params is not None and known and not params.unmatched and not backend.xp.any(norm.value != 0):
             params.warn_of_no_gradient()
 
     def _look(self, backend: Backend, arrays: Arrays) -> None:
@@ -236,6 +237,7 @@ class ProcessGroups(Holders):
 
     def _at_most(self, backend: Backend, arrays: Arrays, p: float, max_norm: float) -> bool:
         """Say whether the norm over all processes is at most `max_norm`. False if the exact sum is not available."""
+        arrays = backend.chosen(arrays, self._shardings.counting(range(len(arrays))))
         powers = exact.power_sum(backend, arrays, p) if in_host_memory(backend) else math.nan
         _, (total,) = self._shardings.reduced([], [[powers]], operator.add, add_up)
         return isinstance(total, Fraction) and total <= Fraction(max_norm) ** int(p)

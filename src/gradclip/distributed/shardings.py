@@ -8,7 +8,7 @@ The shardings depend only on the layout of the parameters and on the named group
 every process makes the same calls, whether it holds all, some or no gradients.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,16 +26,30 @@ Sharding = tuple[Group, ...]
 class Shardings:
     """All shardings, the same list on every process, and the index of each local gradient's sharding.
 
-    If there is only one sharding, `of_gradients` is empty.
+    If there is only one sharding, and every gradient counts, `of_gradients` is empty. Gradients that another process
+    counts have the index -1.
     """
 
     def __init__(self, params: ParameterList, named: Sequence[Any]) -> None:
         self.all, self.of_gradients, self._of_parameters = _all_shardings(params, groups(named))
+        self._mark(params)
         self._units = partial(_of_units, params, groups(named))
         self.groups, self._in_both_orders = _sequence(self.all)
         self._place = {group: place for place, group in enumerate(self.groups)}
         if self._in_both_orders:
             self.all = list(dict.fromkeys(tuple(sorted(one, key=self._place.__getitem__)) for one in self.all))
+
+    def _mark(self, params: ParameterList) -> None:
+        shared = params.shared
+        if shared:
+            every = zip(params.parameters, params.gradients, strict=True)
+            holders = dict.fromkeys(id(parameter) for parameter, gradient in every if gradient is not None)
+            numbers = zip(holders, self.of_gradients or [0] * len(holders), strict=True)
+            self.of_gradients = [-1 if holder in shared else number for holder, number in numbers]
+
+    def counting(self, indices: Iterable[int]) -> list[int]:
+        """Return those of the indices of gradients that this process counts."""
+        return [index for index in indices if not self.of_gradients or self.of_gradients[index] >= 0]
 
     def __len__(self) -> int:
         return len(self.all)
@@ -75,14 +89,15 @@ class Shardings:
 
     def divided(self, backend: Backend, arrays: Arrays) -> list[Arrays]:
         """Return the arrays of each sharding, measured as precisely as float64: other processes may hold that."""
-        if len(self.all) == 1:
+        if len(self.all) == 1 and not self.of_gradients:
             return [arrays.as_precise_as(["float64"])]
         indices: list[list[int]] = [[] for _ in self.all]
         numbers = self.of_gradients
         if len(arrays) > len(numbers):  # with something in the place of each gradient that is missing
             numbers = [self.all.index(sharding) for sharding in self.of_layers(len(arrays))]
         for index, number in enumerate(numbers):
-            indices[number].append(index)
+            if number >= 0:
+                indices[number].append(index)
         return [backend.chosen(arrays, chosen).as_precise_as(["float64"]) for chosen in indices]
 
     def reduced(

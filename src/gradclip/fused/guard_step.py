@@ -233,7 +233,7 @@ class StepGuard:
             self._ranks.publish(self.steps, parameters, window.witnesses, norm)
 
     def _groups(self) -> list[dict[str, Any]]:
-        read = ("params", "process_group", "mesh")
+        read = ("params", "process_group", "mesh", "shared")
         return [{name: group[name] for name in read if name in group} for group in self.optimizer.param_groups]
 
     def _parameters(self) -> list[Any]:
