@@ -46,6 +46,24 @@ def test_as_on_one_device(make, checked):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), found, expected)
 
 
+@pytest.mark.parametrize("checked", [True, False])
+@pytest.mark.parametrize("spec", [P("x"), P()])
+def test_all_devices_count_norms_beyond_float32(checked, spec):
+    transform = adaptive_clip_by_global_norm(RULE, nonfinite="skip", axis_name="x")
+
+    def last(values):
+        state = transform.init(values[0])
+        for value in values:
+            _, state = transform.update(value, state)
+        return state.clipped, state.skipped
+
+    call = jax.shard_map(
+        last, mesh=mesh_of((8,), AxisType.Auto), in_specs=P(None, *spec), out_specs=P(), check_vma=checked
+    )
+    values = jnp.ones((4, 16)).at[1].set(3e38).at[2, 3].set(jnp.inf).at[3, 9].set(jnp.nan)
+    assert [int(count) for count in jax.jit(call)(values)] == [1, 2]
+
+
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_a_skipped_step_is_sharded_as_one_that_is_taken(kind):
     whole = jnp.full(16, 0.25)

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 import gradclip
-from compilations import kept_by
+from compilations import compiled_in, kept_by
 from sharded_jax.layouts import AxisType, P, mesh_of
 
 MOST_BYTES = 8e6
@@ -63,3 +63,32 @@ def test_a_program_that_is_found_by_its_text_is_that_of_the_device(method):
         w, x = (jax.device_put(one, device) for one in (jnp.ones(4), rows))
         found = clipped(w, x, scale)
         assert found.devices() == {device}
+
+
+def gradient(tree):
+    def value(tree):
+        return sum(jnp.sum(x) ** 2 for x in gradclip.clip_by_global_norm(tree, 0.5, axis_name="x")[0])
+
+    return jax.grad(value)(tree)
+
+
+INSIDE = {
+    "global": (8, lambda t: gradclip.clip_by_global_norm(t, 0.5, axis_name="x")[0]),
+    "order 3": (8, lambda t: gradclip.clip_by_global_norm(t, 0.5, ord=3, axis_name="x")[0]),
+    "layer": (10, lambda t: gradclip.clip_by_layer_norm(t, 0.5, axis_name="x")[0]),
+    "gradient": (60, gradient),
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_an_eager_shard_map_compiles_few_programs(name):
+    most, call = INSIDE[name]
+    mesh, tree = mesh_of((8,), AxisType.Auto), [jnp.linspace(-1.0, 2.0, 16), jnp.ones((8, 2), jnp.bfloat16)]
+
+    def run():
+        return jax.shard_map(call, mesh=mesh, in_specs=P("x"), out_specs=P("x"))(tree)
+
+    expected = jax.jit(run)()
+    assert compiled_in(run) <= most
+    for ours, known in zip(run(), expected, strict=True):
+        np.testing.assert_array_equal(ours, known)

@@ -186,3 +186,24 @@ def test_weak_types_on_meshes_stay_weak():
     for function in (clip_by_value, FUNCTIONAL["global"]):
         for threshold in (1.0, 1e300):
             assert [x.weak_type for x in function(tree, threshold)] == [False, True]
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda t: clip_by_global_norm(t, 1.0),
+        lambda t: global_norm(t, np.inf),
+        partial_norm,
+        lambda t: per_example_clip(t, 1.0),
+        lambda t: clip_grad_norm_([SimpleNamespace(grad=x) for x in t], 1.0),
+    ],
+    ids=["global", "largest", "parts", "examples", "in place"],
+)
+def test_an_array_that_lies_elsewhere_is_told_where_to_lie(call, kind):
+    for tree in ([split(np.ones(8), kind=kind), on(1, np.ones(8))], [on(0, np.ones(8)), split(np.ones(8), kind=kind)]):
+        elsewhere = r"\[0\] and \[2, 3, 4, 5\]" if tree[0].sharding.num_devices == 1 else r"\[2, 3, 4, 5\] and \[1\]"
+        with pytest.raises(ValueError, match=f"must lie on the same devices.*on the devices {elsewhere}. Put all on"):
+            call(tree)
+    assert np.asarray(tree[0]).tolist() == [1.0] * 8
+    call([jax.device_put(tree[0], tree[1].sharding), tree[1]])

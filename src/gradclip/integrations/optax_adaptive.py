@@ -13,7 +13,7 @@ from gradclip.adaptive.quantile import QuantileThreshold
 from gradclip.adaptive.settings import check_between
 from gradclip.adaptive.spread import rule_given
 from gradclip.backends.jax.operations import either
-from gradclip.backends.jax.placement import typed_as
+from gradclip.backends.jax.placement import NamedAxes, typed_as
 from gradclip.clip import clip_by_global_norm as clip_tree
 from gradclip.clip import global_norm
 from gradclip.core.nonfinite import Nonfinite
@@ -204,12 +204,10 @@ def _finite(updates: optax.Updates, norm: jax.Array, policy: Nonfinite, axis_nam
     leaves = [x for x in jax.tree.leaves(updates) if jnp.issubdtype(x.dtype, jnp.inexact)]
 
     def all_finite() -> jax.Array:
-        return jnp.array([jnp.isfinite(x).all() for x in leaves]).all()
+        strange = [jnp.int32(0), *((~jnp.isfinite(x)).any().astype(jnp.int32) for x in leaves)]
+        return NamedAxes.named(() if axis_name is None else axis_name).largest(strange) == 0
 
-    finite = either(jnp.isinf(norm), all_finite, lambda: jnp.isfinite(norm))
-    if axis_name is None:
-        return finite
-    return jax.lax.pmin(finite.astype(jnp.int32), axis_name) > 0  # JAX cannot tell that all devices say the same
+    return either(jnp.isinf(norm), all_finite, lambda: jnp.isfinite(norm))
 
 
 def _observed(

@@ -64,7 +64,13 @@ class JaxNorms(Portable):
 
     def stacked(self, scalars: Sequence[jax.Array]) -> jax.Array:
         # Without the barrier, XLA turns a sum over the vector into a sum of many scalars, recomputed at every use.
-        vector = jnp.stack(scalars)
+        try:
+            vector = jnp.stack(scalars)
+        except ValueError as error:
+            apart = _apart(scalars)
+            if apart is None:
+                raise
+            raise apart from error
         return vector if self.visible else lax.optimization_barrier(vector)
 
     def power_sum_of(self, x: jax.Array, p: float, scope: Scope, divisor: jax.Array | None) -> jax.Array:
@@ -105,6 +111,19 @@ class JaxNorms(Portable):
 _power_sum_of = jax.jit(Portable.power_sum_of, static_argnums=(0, 2, 3))
 _sums_by_range = jax.jit(JaxNorms.sums_by_range, static_argnums=(0, 2, 3))
 _extremes = jax.jit(JaxNorms.extremes, static_argnums=(0, 2))
+
+
+def _apart(scalars: Sequence[jax.Array]) -> ValueError | None:
+    """Return the error for numbers of arrays that lie on different devices; None if they do not."""
+    known = [x for x in scalars if not isinstance(x, jax.core.Tracer)]
+    places = {str(sorted(device.id for device in x.devices())): x for x in known}
+    if len(places) < 2:
+        return None
+    return ValueError(
+        "arrays that share a norm must lie on the same devices, or each on one of its own, got arrays on the devices "
+        f"{' and '.join(places)}. Put all on the devices of those that are spread over several: "
+        "jax.device_put(x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())), with the mesh of these."
+    )
 
 
 def by_range(wide: jax.Array) -> list[jax.Array]:

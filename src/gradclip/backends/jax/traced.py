@@ -194,7 +194,9 @@ class Jax(JaxNorms):
         # JAX traces everything it differentiates. The types outside the call stay 32-bit.
         if self.visible:
             return function
-        call = jax.custom_jvp(function)
+        # In an eager `jax.shard_map`, JAX compiles each operation anew at every call, but this as one program.
+        whole = partial(jax.jit, inline=True) if self.axes is not None else lambda call: call
+        call = jax.custom_jvp(whole(function))
 
         @call.defjvp
         def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> Any:
@@ -205,8 +207,12 @@ class Jax(JaxNorms):
             # A traced number is weakly typed. It would become float64 in 64-bit mode, but its transpose is float32.
             change = 0.0 if constant else jnp.asarray(tangents[1], jnp.result_type(tangents[1]))
             dtypes = [result.dtype for result in results]
+
+            def changes(leaves: Any, norm: Any, max_norm: Any, mask: Any, dleaves: Any, change: Any) -> Any:
+                return mine.jvp(jnp, mine.at(leaves, norm, max_norm, mask), dleaves, change, dtypes)
+
             with self.precision():  # a leaf may be float64 even if 64-bit mode is off
-                dys, dnorm = mine.jvp(jnp, mine.at(leaves, norm, max_norm, mask), tangents[0], change, dtypes)
+                dys, dnorm = whole(changes)(leaves, norm, max_norm, mask, tangents[0], change)
             return made, (dys, dnorm, [np.zeros(count.shape, jax.dtypes.float0) for count in counts])
 
         return call
