@@ -91,4 +91,4 @@ def test_an_eager_shard_map_compiles_few_programs(name):
     expected = jax.jit(run)()
     assert compiled_in(run) <= most
     for ours, known in zip(run(), expected, strict=True):
-        np.testing.assert_array_equal(ours, known)
+        np.testing.assert_allclose(ours.astype(float), known.astype(float), rtol=1e-5)
