@@ -122,8 +122,10 @@ def clip_by_global_norm(
 
     Returns:
         `(clipped, norm)`: a new tree with the same structure, dtypes, shapes and devices, and the norm before clipping,
-        as `global_norm` returns it. If the norm is at most `max_norm`, the elements are bit-identical. Sparse arrays of
-        JAX keep their indices.
+        as `global_norm` returns it. If the norm is at most `max_norm`, the elements are bit-identical. Within rounding
+        error of it, that holds where exact arithmetic decides: always for order 2 outside of traced calls and
+        accelerators; otherwise see "Norms near the threshold" in the documentation. Sparse arrays of JAX keep their
+        indices.
 
     Raises:
         TypeError, ValueError: as in `global_norm`, or an invalid `max_norm` or `nonfinite`.

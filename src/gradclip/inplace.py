@@ -169,9 +169,9 @@ def clip_grad_norm_(
         RuntimeError: another process failed or has ended.
         FloatingPointError: with `nonfinite="raise"`, the gradients contain NaN or infinity.
 
-    After an error, the gradients are unchanged. If the norm is at most `max_norm`, nothing is written. On an
-    accelerator, the call does not wait for the device (except with `nonfinite="raise"`), so it always writes.
-    Kernels for GPUs of gradclip's own write only what changes.
+    After an error, the gradients are unchanged. If the norm is at most `max_norm`, nothing is written (near it, see
+    `gradclip.clip_by_global_norm`). On an accelerator, the call does not wait for the device (except with
+    `nonfinite="raise"`), so it always writes. Kernels for GPUs of gradclip's own write only what changes.
 
     >>> from types import SimpleNamespace
     >>> import numpy as np

@@ -65,7 +65,7 @@ def test_triples():
 def test_what_cannot_be_told_clips():
     assert decide([0.0, 5.0], 2.5, 5.0)
     assert not decide([1.0, 5.0], 2.5, 6.0)
-    assert not decide([1.0, 1.0], 1025.0, 1.1)
+    assert not decide([1.0, 1.0], 1_000_001.0, 1.1)
 
 
 @pytest.mark.parametrize("size", [1000, 40_000])

@@ -6,7 +6,7 @@ has at most 53 bits and is exact in any order, and the remainders are cut again 
 floating-point summation", 2008). The square of a float64 is two terms: the rounded square and its rounding error
 (Dekker, "A floating-point technique for extending the available precision", 1971). Powers above 2 are first computed as
 pairs of numbers with some 100 bits. If that does not decide, they are added as integers of any size
-(`exact_powers`).
+(`exact_powers`). Of other orders, and of complex numbers, powers are added where they are rational (`exact_roots`).
 """
 
 import math
@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from gradclip.backends.host import exact_roots
 from gradclip.backends.host.arrays import HostArray, HostArrays, split, viewed_arrays, wide_chunks
 from gradclip.backends.host.exact_powers import PowerSum, counted, excess_of_powers, joined, square, times_power_of_two
 from gradclip.core.arrays import Arrays
@@ -41,11 +42,11 @@ def decidable(p: float, *, any_complex: bool) -> bool:
 def at_most(backend: Threaded, arrays: Arrays, p: float, max_norm: float | Fraction, *, patient: bool = False) -> bool:
     """Return whether the norm of order `p` of finite arrays in host memory is <= `max_norm`, a finite number.
 
-    Also return False, which clips, if this cannot be decided: `p` is not `decidable`, or the norms are too close and
-    there are too many distinct magnitudes (any number of them is added if `patient`).
+    Also return False, which clips, if this cannot be decided: `p` is not `decidable` and some power is irrational, or
+    the norms are too close and there are too many distinct magnitudes (any number of them is added if `patient`).
     """
     if not decidable(p, any_complex=arrays.any_complex):
-        return not arrays.any_complex and _alone_at_most(arrays, max_norm)
+        return exact_roots.at_most(_complex_chunks(arrays), p, max_norm)
     if math.isinf(p):
         return _extreme_at_most(arrays, p, max_norm)
     power, limit = int(p), Fraction(max_norm) ** int(p)
@@ -88,6 +89,13 @@ def power_sum(backend: Threaded, arrays: Arrays, p: float, *, patient: bool = Fa
 def _wide_chunks(arrays: Iterable[HostArray]) -> Iterator[np.ndarray]:
     """Yield the real numbers of arrays in host memory as float64 pieces."""
     return chain.from_iterable(_finite_chunks(part) for x in arrays for part in x.parts())
+
+
+def _complex_chunks(arrays: Iterable[HostArray]) -> Iterator[np.ndarray]:
+    """Yield the numbers of arrays in host memory as complex128 pieces."""
+    for x in arrays:
+        for pieces in zip(*map(_finite_chunks, x.parts()), strict=True):
+            yield pieces[0] + 1j * (pieces[1] if len(pieces) > 1 else 0.0)
 
 
 def _finite_chunks(x: HostArray) -> Iterator[np.ndarray]:
@@ -150,7 +158,7 @@ def _exact_squares(x: np.ndarray) -> list[np.ndarray]:
     return [squares, lacking] if lacking.any() else [squares]
 
 
-# The largest and the smallest magnitude, and orders without an exact power sum
+# The largest and the smallest magnitude
 
 
 def _extreme_at_most(arrays: Arrays, p: float, max_norm: float | Fraction) -> bool:
@@ -191,16 +199,6 @@ def _closest(large: np.ndarray, small: np.ndarray, p: float) -> Iterable[tuple[f
     large, small = large[order], small[order]
     last = np.append(large[1:] != large[:-1], True)
     return zip(large[last].tolist(), small[last].tolist(), strict=True)
-
-
-def _alone_at_most(arrays: Arrays, max_norm: float | Fraction) -> bool:
-    """Return whether at most one element is nonzero and its magnitude, which is then the norm, is <= `max_norm`."""
-    found: list[float] = []
-    for chunk in _wide_chunks(arrays):
-        found += np.abs(chunk[chunk != 0])[:2].tolist()
-        if len(found) > 1:
-            return False
-    return not found or found[0] <= max_norm
 
 
 # Distances
