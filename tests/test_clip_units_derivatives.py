@@ -104,3 +104,13 @@ def test_compiled_by_pytorch(adaptive):
     compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
     for mine, theirs in zip(compiled(x, w), function(x, w), strict=True):
         assert torch.allclose(mine, theirs, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(("clipping", "expected"), [(0.0, 0.0), (0.5, 1.0)])
+def test_derivatives_beside_an_infinite_eps_are_those_of_a_large_one(clipping, expected):
+    def clipped(x, w):
+        return gradclip.adaptive_grad_clip(x, w, clipping, math.inf)[0].sum()
+
+    x, w = jnp.ones((2, 3)), jnp.ones((2, 3))
+    assert [one.tolist() for one in jax.grad(clipped, (0, 1))(x, w)] == [[[expected] * 3] * 2, [[0.0] * 3] * 2]
+    assert jax.jvp(clipped, (x, w), (x, w))[1] == 6 * expected

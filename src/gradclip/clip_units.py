@@ -108,7 +108,8 @@ def adaptive_grad_clip(
             becomes NaN. The result is differentiable with respect to `params`. In
             PyTorch, pass `.detach()`-ed parameters or use `torch.no_grad()` if you do not need this.
         clipping: the largest allowed ratio of gradient norm to parameter norm, >= 0; `inf` clips nothing.
-        eps: a lower limit for the parameter norm, >= 0, so that parameters initialized to zero can move.
+        eps: a lower limit for the parameter norm, >= 0, so that parameters initialized to zero can move. With `inf`,
+            only a `clipping` of 0 clips.
         unit_axis: as in `clip_by_unit_norm`.
         ord: which norm, as in `gradclip.global_norm`.
         nonfinite: what to do if a unit of the gradients contains NaN or infinity, as in `clip_by_unit_norm`.

@@ -68,6 +68,13 @@ def test_infinite_and_tiny_thresholds():
     assert thresholds(framework, np.full((1, 9), 1e308), 2.0, 0.0).tolist() == [np.finfo(np.float64).max]
 
 
+@pytest.mark.parametrize("framework", ALL, ids=by_name)
+def test_an_infinite_eps_clips_nothing_but_what_a_clipping_of_zero_clips(framework):
+    w = framework.array(np.array([[0.0], [1.0], [np.nan]]), "float32")
+    assert np.array_equal(thresholds(framework, w, 0.0, math.inf), [0.0, 0.0, math.nan], equal_nan=True)
+    assert (thresholds(framework, w, 1e-20, math.inf)[:2] > 1e38).all()
+
+
 def test_units_that_are_undecided_are_compared_exactly():
     x = np.array([[3.0, 4.0], [0.1, 0.2], [0.0, 0.0], [1.0, np.nan]])
     backend = find([x], lambda: ["x"])

@@ -58,6 +58,7 @@ def _lowered(backend: Backend, norm: Norm, clipping: Array, eps: Array) -> Array
     lower = xp.clip(norm.product(), 0.0, largest) * (1.0 - norm.error) - norm.floor
     base = xp.maximum(xp.where(lower < coarse, 0.0, lower), eps)
     product = base * clipping * (1.0 - 16.0 * backend.wide.roundoff)
+    product = xp.where((clipping == 0) & (base == math.inf), 0.0, product)  # not NaN
     threshold = xp.where(product < coarse, 0.0, xp.clip(product, 0.0, largest))
     return xp.where(clipping == math.inf, math.inf, threshold)
 
@@ -111,7 +112,7 @@ class AdaptiveRule:
         settings = self.adaptive.settings(given)
         clipping, eps = [xp.astype(xp.zeros_like(size) + one, size.dtype) for one in settings]
         above, infinite = size > eps, clipping == math.inf
-        base = xp.where(above, size, eps)
+        base = xp.where(above, size, xp.minimum(eps, xp.zeros_like(eps) + xp.finfo(eps.dtype).max))
         slope = xp.where(infinite, xp.zeros_like(clipping), clipping)
         return _Threshold(size, above, base, slope, xp.where(infinite, clipping, slope * base))
 
