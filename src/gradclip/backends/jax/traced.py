@@ -195,8 +195,8 @@ class Jax(JaxNorms):
         if self.visible:
             return function
         # In an eager `jax.shard_map`, JAX compiles each operation anew at every call, but this as one program.
-        whole = partial(jax.jit, inline=True) if self.axes is not None else lambda call: call
-        call = jax.custom_jvp(whole(function))
+        whole = self.axes is not None
+        call = jax.custom_jvp(jax.jit(function, inline=True) if whole else function)
 
         @call.defjvp
         def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> Any:
@@ -212,7 +212,9 @@ class Jax(JaxNorms):
                 return mine.jvp(jnp, mine.at(leaves, norm, max_norm, mask), dleaves, change, dtypes)
 
             with self.precision():  # a leaf may be float64 even if 64-bit mode is off
-                dys, dnorm = whole(changes)(leaves, norm, max_norm, mask, tangents[0], change)
+                dys, dnorm = (jax.jit(changes, inline=True) if whole else changes)(
+                    leaves, norm, max_norm, mask, tangents[0], change
+                )
             return made, (dys, dnorm, [np.zeros(count.shape, jax.dtypes.float0) for count in counts])
 
         return call
