@@ -1,14 +1,17 @@
 """Thresholds that hold no value, or several where one belongs."""
 
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import torch
 
 import gradclip
+from gradclip.integrations import optax as optax_like
 
 TREE = {"w": np.array([3.0, 4.0]), "b": np.array([12.0])}
 
@@ -63,3 +66,11 @@ def test_thresholds_of_layers_in_an_array_come_as_a_list(make):
         gradclip.clip_by_layer_norm(tree, make([1.0, 2.0]))
     _, norms = gradclip.clip_by_layer_norm(tree, list(make([1.0, 2.0])))
     assert list(map(float, norms)) == [5.0, 5.0]
+
+
+@pytest.mark.parametrize("schedule", [optax.cosine_decay_schedule(1.0, 10), lambda step: 1.0, partial(max, 1.0)])
+def test_a_schedule_as_threshold_is_told_how_to_be_used(schedule):
+    transformed = partial(optax_like.clip, schedule)
+    for call, name in ((lambda: gradclip.clip_by_global_norm(TREE, schedule), "max_norm"), (transformed, "max_delta")):
+        with pytest.raises(TypeError, match=rf"every step: {name}=schedule\(step\)\. .*optax\.inject_hyperparams\("):
+            call()

@@ -5,6 +5,7 @@ import numbers
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
+from inspect import isfunction
 from typing import Any, ParamSpec, TypeGuard, TypeVar
 
 import numpy as np
@@ -167,6 +168,11 @@ def _real(value: object, name: str, advice: str, too_large: str) -> Any:
     elif name == "max_norm" and len(getattr(value, "shape", ())) == 1:
         advice = f"{by_layer}, with list(max_norm)."
     advice = getattr(value, "instead_of_threshold", advice)
+    if isfunction(value) or isinstance(value, partial):
+        advice = (
+            f"Call a schedule at every step: {name}=schedule(step). For a transformation of optax, wrap what makes it, "
+            f"such as optax.inject_hyperparams(clip_by_global_norm)({name}=schedule)."
+        )
     if isinstance(value, type):
         advice = f"This is a class. Make an object of it, before the loop: {value.__name__}()."
     raise TypeError(f"{name} must be a real number or a scalar array of real dtype, got {typed(value)}. {advice}")

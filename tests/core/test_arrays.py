@@ -1,9 +1,12 @@
 """What is known of arrays together, and dtypes that no gradient has."""
 
+import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 
+import gradclip
 from gradclip.core.arrays import Arrays, check_dtypes, checked_dtype
 from gradclip.core.formats import BFLOAT16, FLOAT32
 from gradclip.core.scopes import EXAMPLE, TREE
@@ -37,3 +40,10 @@ def test_the_first_dtype_that_cannot_be_clipped_is_named():
         check_dtypes([good, bad, bad], lambda: ["a", "b", "c"])
     with pytest.raises(TypeError, match="a gradient has dtype int64"):
         checked_dtype(bad)
+
+
+def test_a_key_is_no_number_to_convert():
+    with pytest.raises(
+        TypeError, match=r"has dtype key<fry>, .*It is a key for random numbers, not a gradient: leave it"
+    ):
+        gradclip.global_norm({"w": jnp.ones(2), "key": jax.random.key(0)})

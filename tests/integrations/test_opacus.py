@@ -273,3 +273,37 @@ def test_ordinary_training_warns_of_nothing_more_than_opacus():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", message="Full backward hook|Secure RNG")
         train(PrivacyEngine(), noise_multiplier=1.0)
+
+
+class OfPositions(nn.Module):
+    """A model as GPT-2: one row of position ids for all examples."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.places, self.head = nn.Embedding(7, 6), nn.Embedding(5, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.head((self.words(x) + self.places(torch.arange(x.shape[1])[None])).mean(1))
+
+
+@pytest.mark.filterwarnings("ignore:In CPU autocast:UserWarning")
+@pytest.mark.parametrize("mode", ["hooks", "functorch"])
+@pytest.mark.parametrize("clipping", ["flat", "per_layer"])
+def test_a_layer_that_was_called_with_another_batch_is_named_with_a_way_out(mode, clipping):
+    dataset = TensorDataset(torch.zeros(EXAMPLES, 5, dtype=torch.int64), torch.arange(EXAMPLES) % 3)
+    most = 1.0 if clipping == "flat" else [1.0] * 4
+    module, optimizer, _ = private(
+        PrivacyEngine(),
+        module=OfPositions(),
+        dataset=dataset,
+        grad_sample_mode=mode,
+        clipping=clipping,
+        max_grad_norm=most,
+    )
+    before = [p.detach().clone() for p in module.parameters()]
+    nn.functional.cross_entropy(module(dataset.tensors[0][:4]), dataset.tensors[1][:4]).backward()
+    with pytest.raises(
+        ValueError, match=r"a batch of 4 .*: places.weight for 1\. .* pass grad_sample_mode=\"ghost\" to"
+    ):
+        optimizer.step()
+    assert all(torch.equal(p, old) for p, old in zip(module.parameters(), before, strict=True))

@@ -32,7 +32,8 @@ def test_what_is_no_pair_is_named(result):
     ("value", "said"),
     [
         (np.ones(1), r"got an array of shape \(1,\)\. Return its mean or its sum\. With reduction='none'"),
-        (np.ones((2, 3)), r"got an array of shape \(2, 3\)\. Return its mean"),
+        (np.ones((1, 2)), r"got an array .*: leave that out\. If it adds .* x\[None\], pass keep_batch_dim=True"),
+        (np.ones((2, 3)), r"got an array of shape \(2, 3\)\. Return its mean .*: leave that out\.$"),
         ((1.0, 2.0), r"got a tuple of 2\. Return the loss alone\. If it is \(loss, aux\), pass has_aux=True\.$"),
         ([1.0], r"got a list of 1\. Return the loss alone\.$"),
         ({"loss": 1.0, "more": 2.0}, r"got a dict with the keys loss, more\. Return the one that is the loss"),

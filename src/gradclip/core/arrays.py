@@ -97,7 +97,7 @@ def check_dtypes(arrays: Sequence[Any], names: Callable[[], Sequence[str]]) -> N
     # Names are computed only here, for the error: for many arrays that takes long.
     for x, name in zip(arrays, names(), strict=True):
         if dtype_name(x) not in SUPPORTED:
-            raise TypeError(
-                f"{name} has dtype {dtype_name(x)}, which cannot be clipped. Convert it to one of "
-                f"{', '.join(SUPPORTED)}."
-            )
+            advice = f"Convert it to one of {', '.join(SUPPORTED)}."
+            if dtype_name(x).startswith("key<"):
+                advice = "It is a key for random numbers, not a gradient: leave it out of the tree."
+            raise TypeError(f"{name} has dtype {dtype_name(x)}, which cannot be clipped. {advice}")

@@ -28,6 +28,13 @@ __all__ = ["ClippingMetrics", "clipped"]
 
 Scope: TypeAlias = Literal["global", "variable", "value"]
 Optimizer = TypeVar("Optimizer", bound="keras.optimizers.Optimizer")
+_ADAPTIVE = (
+    "For a threshold that follows the norms, clip in a loop of your own. Before the first step: rule = "
+    "gradclip.SpreadThreshold(), history = rule.init(like), where `like` is any array of the backend. At every step:\n"
+    "    clipped, norm = gradclip.clip_by_global_norm(gradients, rule.max_norm(history))\n"
+    "    history = rule.observe(history, norm)\n"
+    "    optimizer.apply(clipped, model.trainable_variables)"
+)
 OF_KERAS = ("clipnorm", "global_clipnorm", "clipvalue")
 
 
@@ -107,6 +114,10 @@ class _Clipping(keras.optimizers.Optimizer):
     def __init__(
         self, *args: object, max_norm: float, scope: Scope = "global", nonfinite: Policy = "propagate", **kwargs: object
     ) -> None:
+        if hasattr(max_norm, "instead_of_threshold"):
+            raise TypeError(
+                f"max_norm must be a number for Keras, got an object of type {type(max_norm).__name__}. {_ADAPTIVE}"
+            )
         threshold = float(check_threshold(max_norm))
         _check(scope, nonfinite)
         super().__init__(*args, **kwargs)

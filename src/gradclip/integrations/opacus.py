@@ -79,7 +79,9 @@ class PrivacyEngine(opacus.PrivacyEngine):
         _check_supported(module, clipping, grad_sample_mode)
         if grad_sample_mode == "ghost":
             _check_ghost(module, clipping, rest)
-        return super().make_private(module=module, clipping=clipping, grad_sample_mode=grad_sample_mode, **rest)
+        made = super().make_private(module=module, clipping=clipping, grad_sample_mode=grad_sample_mode, **rest)
+        made[1].names = {p: name for name, p in module.named_parameters()}
+        return made
 
     @wraps(opacus.PrivacyEngine._prepare_model)
     def _prepare_model(self, module: torch.nn.Module, *, grad_sample_mode: str = "hooks", **rest: Any) -> Any:

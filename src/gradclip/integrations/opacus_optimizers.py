@@ -16,7 +16,7 @@ float64, and that of one example at most max_grad_norm.
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -25,6 +25,7 @@ from gradclip.arguments import check_threshold
 from gradclip.integrations import needed_for
 from gradclip.per_example.clip import per_example_clip
 from gradclip.per_example.sensitivity import Sensitivity, clipped_sum_sensitivity
+from gradclip.words import listed
 
 with needed_for("opacus", "torch"):
     import torch
@@ -38,6 +39,7 @@ class DPOptimizer(optimizers.DPOptimizer):
     Arguments, methods and attributes are those of `opacus.optimizers.DPOptimizer`. `p.summed_grad` is float64.
 
     Attributes:
+        names: the names of the parameters, for errors.
         num_nonfinite: how many examples with NaN or infinities there were so far. It is private, like the gradients.
 
     Raises:
@@ -63,13 +65,15 @@ class DPOptimizer(optimizers.DPOptimizer):
         self.num_nonfinite = 0
         self._examples = 0
         self._noised: Sequence[torch.Tensor] = ()
+        self.names: Mapping[torch.Tensor, str] = {}
         for threshold in _as_tuple(self._max_norm):
-            check_threshold(threshold)
+            check_threshold(threshold, "max_grad_norm")
         self._std(expected=0)
 
     def clip_and_accumulate(self) -> None:
         """Clip each example in `p.grad_sample` and add it to `p.summed_grad`."""
         params, samples = self.params, self.grad_samples
+        self._check_batches(samples)
         for p in params:
             _check_processed_flag(p.grad_sample)
         summed, info = per_example_clip(samples, self._max_norm, sum_dtype="float64", nonfinite="skip")
@@ -78,6 +82,18 @@ class DPOptimizer(optimizers.DPOptimizer):
             _mark_as_processed(p.grad_sample)
         self._examples += len(samples[0])
         self._observe(samples, info.norms if isinstance(info.norms, list) else [info.norms])
+
+    def _check_batches(self, samples: Sequence[torch.Tensor]) -> None:
+        """Raise a ValueError that names the parameters whose gradients are of fewer examples than those of others."""
+        most = max(map(len, samples), default=0)
+        fewer = {i: len(sample) for i, sample in enumerate(samples) if len(sample) < most}
+        if fewer:
+            names = [f"{self.names.get(self.params[i], f'parameter {i}')} for {count}" for i, count in fewer.items()]
+            raise ValueError(
+                f"a batch of {most} examples made gradients of fewer examples: {listed(names)}. The layer was called "
+                "with a smaller batch, as for position ids of shape (1, length). Expand its input to the batch, as in "
+                'ids.expand(len(x), -1), or pass grad_sample_mode="ghost" to make_private.'
+            )
 
     def add_noise(self) -> None:
         """Add noise to `p.summed_grad`, in float64, and write the result to `p.grad`."""

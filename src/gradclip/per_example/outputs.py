@@ -47,9 +47,11 @@ def check_loss(value: object) -> None:
         if not isinstance(value, Number):
             raise NoLossError(_instead_of_one_number(value))
     elif getattr(shape, "rank", 0) is not None and len(shape):  # a rank of None: TensorFlow does not know it yet
+        more = " If it adds an axis for the batch, such as x[None], pass keep_batch_dim=True in its place."
         raise NoLossError(
             f"an array of shape {tuple(shape)}. Return its mean or its sum. With reduction='none' a loss returns a "
             "vector, also for a batch of one: leave that out."
+            f"{more if tuple(shape)[:1] == (1,) else ''}"
         )
 
 
