@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradclip.backends import Shards, any_distributed
+from gradclip.backends import USUAL, Shards, any_distributed
 from gradclip.backends.registry import all_known, entry_of, find, framework_of, known, lies_itself, may_be_weights
 from gradclip.core.arrays import Arrays
 from gradclip.core.decision import Clipping, Decision
@@ -29,9 +29,10 @@ from gradclip.words import listed
 class Gradients:
     """The gradient of each parameter, and the `owners` that hold them in `.grad`; or those of a tree, their own owners.
 
-    `held` are the objects in `.grad`, and `lying` the same, but for distributed tensors their local shards. `grads` are
-    what is measured and scaled: of the gradients in each set of `meeting`, lists of indices, which share memory, all
-    but the first are copies. With `apart`, the copies then replace the originals. Otherwise they are written back.
+    `held` are the objects in `.grad`, and `lying` the same, but for distributed tensors their local shards, and for
+    subclasses that only wrap a tensor that tensor. `grads` are what is measured and scaled: of the gradients in each
+    set of `meeting`, lists of indices, which share memory, all but the first are copies. With `apart`, the copies then
+    replace the originals. Otherwise they are written back.
     """
 
     grads: Sequence[Any]
@@ -54,9 +55,15 @@ class Gradients:
         params.check_no_engine_holds(some_lack=len(held) < len(params.parameters))
         if not held:
             refuse_bare_gradients(params.parameters)
-        if not any_distributed(held):
-            return cls(held, params, held, owners, held)
-        shards = params.shards(held, owners)
+        shards: Shards | None
+        if any_distributed(held):
+            shards = params.shards(held, owners)
+        else:
+            usual = set(map(type, held)) <= USUAL
+            around = None if usual else framework_of(held[0])
+            shards = None if around is None else around.unwrapped(held)
+            if shards is None:
+                return cls(held, params, held, owners, held)
         return cls(shards.locals, params, held, owners, shards.locals, None, shards)
 
     @classmethod

@@ -213,7 +213,7 @@ def _clip(
     """Measure all gradients, then clip them; return their norms in the caller's structure."""
     with mine.backend.precision():
         norms = clip_parts(mine, layout, thresholds, clipping, call.processes.holders(mine.backend))
-        if mine.gradients.shards is not None:
+        if mine.gradients.shards is not None and any_distributed(mine.gradients.held):
             whole = mine.gradients.shards.whole(mine.gradients.shards.locals)
             norms = norms_like(norms, whole, [units.own for units in layout.units])
         return layers.arranged(norms)

@@ -4,6 +4,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 
 class Shards(Protocol):
     """The part of each gradient that this process holds, when gradients may be distributed tensors."""
@@ -17,6 +19,10 @@ class Shards(Protocol):
 
     def whole(self, updated: Sequence[Any]) -> Sequence[Any]:
         """Return the new value of each `.grad` when this process's shards become `updated`."""
+
+
+USUAL: set[type] = {np.ndarray}
+"""Types of arrays that hold their values themselves. A framework adds its own when it is loaded."""
 
 
 def any_distributed(leaves: Sequence[Any]) -> bool:

@@ -11,6 +11,7 @@ from gradclip.tree import Sparse, Trees
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from gradclip.backends import Shards
     from gradclip.backends.host.arrays import HostArray
     from gradclip.backends.host.protocol import HostBackend
     from gradclip.backends.on_device import OnDevice
@@ -51,6 +52,10 @@ class Framework(ABC):
     def numbers(self, leaves: Sequence[Any]) -> list[np.ndarray]:
         """Return the numbers in arrays as flat float64 arrays. Waits once for all arrays of a device."""
         return [self.on_host(leaf).numbers() for leaf in leaves]
+
+    def unwrapped(self, arrays: Sequence[Any]) -> "Shards | None":
+        """Return arrays without types of users' own that only wrap them, or None if there are none."""
+        return None
 
     def number(self, scalar: Any) -> Any:
         """Return the value of a scalar array as a Python number."""

@@ -11,11 +11,13 @@ import numpy as np
 import torch
 from array_api_compat import torch as namespace
 
+from gradclip.backends import USUAL
 from gradclip.backends.framework import Framework
 from gradclip.backends.torch.device import Torch
 from gradclip.backends.torch.host import TorchHost
 from gradclip.backends.torch.launched import OnDevice
 from gradclip.backends.torch.tensors import PLAIN, default_float, numbers, on_host, sent
+from gradclip.backends.torch.wrapping import Wrapped
 from gradclip.tree import Sparse
 
 _IS_CPU, _REQUIRES_GRAD = attrgetter("is_cpu"), attrgetter("requires_grad")
@@ -37,6 +39,7 @@ _TAKEN = "_hp_grad"
 """Where DeepSpeed's BF16_Optimizer adds gradients up. It ignores those in `.grad`, which it has taken already."""
 
 HOST = TorchHost()
+USUAL.update(PLAIN)
 
 
 class PyTorch(Framework):
@@ -62,6 +65,9 @@ class PyTorch(Framework):
             return HOST
         # Norms are returned on the device of the first leaf.
         return Torch(tensors[0].device, visible=seen)
+
+    def unwrapped(self, arrays: Sequence[Any]) -> Wrapped | None:
+        return None if _recorded() else Wrapped.of(arrays)
 
     def on_fast_path(self, leaves: Sequence[Any]) -> TorchHost | None:
         if _recorded():
