@@ -238,3 +238,30 @@ def test_arrays_beside_a_counter_are_ordinary(monkeypatch):
     assert norm == expected_norm
     assert found["steps"] is tree["steps"]
     assert all((found[name] == expected[name]).all() for name in floats)
+
+
+STRANGE = {
+    "a narrow type": (jnp.ones(3, jnp.float8_e4m3fn), "float8_e4m3fn", "Convert it to one of float16, bfloat16"),
+    "of PyTorch": (torch.ones(3).to(torch.float8_e5m2), "float8_e5m2", "Convert it to one of float16, bfloat16"),
+    "text": (np.array(["x"]), "str32", "Convert it to one of float16, bfloat16"),
+    "a key": (jax.random.key(0), "key<fry>", "It is a key for random numbers, not a gradient: leave it out"),
+}
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+def test_a_leaf_of_a_dtype_that_cannot_be_clipped_is_named(kind):
+    leaf, dtype, advice = STRANGE[kind]
+    tree = {"w": torch.ones(3) if isinstance(leaf, torch.Tensor) else np.ones(3), "b": {"c": leaf}}
+    clipping = (
+        gradclip.clip_by_global_norm,
+        gradclip.clip_by_layer_norm,
+        gradclip.clip_by_value,
+        gradclip.per_example_clip,
+    )
+    for call in (gradclip.global_norm, *((lambda t, call=call: call(t, 1.0)) for call in clipping)):
+        with pytest.raises(TypeError, match=rf"\['b'\]\['c'\] has dtype {dtype}, which cannot be clipped. {advice}"):
+            call(tree)
+    # Left out by name, it is in nobody's way.
+    clipped, norm = gradclip.clip_by_global_norm(tree, 1.0, where=lambda name: name == "w")
+    assert float(norm) == pytest.approx(3**0.5)
+    assert clipped["b"]["c"] is leaf

@@ -16,7 +16,7 @@ from gradclip.core.rules import CLIP
 from gradclip.core.scopes import LAYER
 from gradclip.flush_mode import with_subnormals
 from gradclip.functional import clip_groups, leaves_of, norms_of_groups
-from gradclip.leaves import counted, layers_of, split_by
+from gradclip.leaves import counted, layers_of, raise_named, split_by
 from gradclip.typing import AxisName, Integers, Ord, Policy, Scalar, Threshold, Thresholds, Tree, Where
 
 
@@ -221,7 +221,11 @@ def clip_by_value(tree: Tree, max_value: Threshold, *, where: Where = None, inte
     flat = counted(tree, choice_of(where, integers))
     backend = find(flat.leaves, flat.paths, max_value)
     bound = check_threshold(max_value, "max_value", backend=backend)
-    prepared = [backend.prepare(leaf) for leaf in flat.leaves]
+    try:
+        prepared = [backend.prepare(leaf) for leaf in flat.leaves]
+    except TypeError:
+        raise_named(flat)
+        raise
     check_real(prepared, flat.paths)
 
     own = bound if isinstance(bound, float) else None

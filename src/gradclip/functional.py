@@ -34,7 +34,7 @@ from gradclip.differentiable import Batch, batches_of, shared_threshold
 from gradclip.distributed.mesh_axes import holders_of, over_axes
 from gradclip.distributed.processes import processes_of
 from gradclip.gradients import Gradients
-from gradclip.leaves import counted
+from gradclip.leaves import counted, raise_named
 from gradclip.ordinary import Ordinary, known_threshold, known_thresholds, read, read_on_device
 from gradclip.parameters import ParameterList
 from gradclip.tree import FlatTree, flattened
@@ -191,7 +191,11 @@ def _taken(
     if not _in_one_pass(backend, flat.leaves, given):
         return backend, holders, None, checked, given
     with backend.precision():
-        return backend, holders, backend.take(flat.leaves), checked, given
+        try:
+            return backend, holders, backend.take(flat.leaves), checked, given
+        except TypeError:
+            raise_named(flat)
+            raise
 
 
 def _batches(
@@ -217,7 +221,11 @@ def _run(
     clipped: list[Any] = list(flat.leaves)
     norms: list[Any] = [None] * count
     for numbers, batch, traced, beside in batches:
-        results, found = batch.run(flat.leaves, traced, beside=beside, with_leaves=with_leaves)
+        try:
+            results, found = batch.run(flat.leaves, traced, beside=beside, with_leaves=with_leaves)
+        except TypeError:
+            raise_named(flat)
+            raise
         for place, result in zip(batch.indices if with_leaves else (), results, strict=True):
             clipped[place] = result
         for number, norm in zip(numbers, found, strict=True):

@@ -19,6 +19,7 @@ import numpy as np
 
 from gradclip.backends.registry import entries_of, framework_of, known, load
 from gradclip.choice import EVERY, Choice
+from gradclip.core.arrays import check_dtypes
 from gradclip.core.formats import bare_name, dtype_name, is_empty_name, is_integer_name
 from gradclip.core.layouts import Groups
 from gradclip.flush_mode import being_compiled
@@ -106,6 +107,13 @@ def as_floats(tree: Tree) -> Tree:
     flat = flatten(tree)
     integers = _where(flat, _holds_integers) - flat.sparse.keys()  # sparse arrays keep their dtype
     return flat.rebuild(_as_float(x) if i in integers else x for i, x in enumerate(flat.leaves)) if integers else tree
+
+
+def raise_named(flat: FlatTree) -> None:
+    """After an error of a dtype: raise it again with the name of the first leaf that cannot be clipped."""
+    named = [(x, path or "the gradient") for x, path in zip(_given(flat), flat.paths(), strict=True)]
+    named = [(x, name) for x, name in named if known(x) and hasattr(x, "dtype")]
+    check_dtypes([x for x, _ in named], lambda: [name for _, name in named])
 
 
 def is_integer(leaf: object) -> bool:
