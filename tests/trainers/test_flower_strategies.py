@@ -101,17 +101,6 @@ def test_a_round_without_replies_changes_nothing(name):
             wrapper(name, theirs).aggregate_train(1, [])
 
 
-@pytest.mark.parametrize("name", [FIXED[1], ADAPTIVE[1]])
-def test_an_error_of_a_client_skips_the_round_as_in_flower(name):
-    wrong = {"w": np.zeros((2, 2), np.float32), "b": OLD["b"], "n": OLD["n"]}
-    grid = InProcess(lambda arrays, node: wrong if node == 1 else arrays, 4, mods(name))
-    wrapped = wrapper(name)
-    replies = grid.send_and_receive(wrapped.configure_train(1, record(OLD), ConfigRecord(), grid))
-    assert sum(reply.has_error() for reply in replies) == 1
-    assert wrapped.aggregate_train(1, replies) == (None, None)
-    assert wrapped.clipping_norm == 1.0
-
-
 @every_wrapper
 def test_replies_may_come_from_an_iterator(name):
     wrapped, grid = wrapper(name), InProcess(moved(0.5), 4, mods(name))

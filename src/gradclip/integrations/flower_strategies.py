@@ -9,7 +9,10 @@ is num_sampled_clients, or the number of replies if fewer clients replied. This 
 `FedAvg` does, and clients of equal weights: for others a warning is logged.
 
 **What no noise hides.** Arrays of integers and booleans, such as BatchNorm's counters, are not clipped and get no
-noise. So with noise they stay as the server sent them. Without noise they are the rounded mean.
+noise. So with noise they stay as the server sent them. Without noise they are the median, each number by itself.
+
+**What no client can do.** A reply that makes no mean is left out, and an update that cannot be read counts as zero:
+`gradclip.integrations.flower_replies`. Both are logged with the node and the reason, and the round goes on.
 
 **The adaptive threshold.** With b the share of updates longer than C, C <- C * exp(rate * (b - target)): if too many
 are clipped, C grows. b is 1/2 + (clipped - m / 2 + noise) / n within [0, 1], for m finite updates of n clients. In this
@@ -28,6 +31,7 @@ import numpy as np
 
 from gradclip.clip import global_norm
 from gradclip.integrations import needed_for
+from gradclip.integrations.flower_replies import RefusedError, arrays_like, counted, metrics_of
 from gradclip.integrations.flower_updates import clipped_parameters
 
 with needed_for("flower"):
@@ -47,7 +51,7 @@ class _Private:
     """What all four wrappers do: remember what was sent, clip, and add noise.
 
     Attributes:
-        num_refused: how many updates counted as zero so far: NaN or infinities, or other arrays than were sent.
+        num_refused: how many replies were left out or counted as zero so far. Errors of clients are not among them.
     """
 
     num_refused = 0
@@ -66,31 +70,44 @@ class _Private:
         found: Iterable[Message] = super().configure_train(server_round, arrays, config, grid)  # type: ignore[misc]
         return found
 
-    def _clip(self, replies: list[Message]) -> tuple[int, int]:
+    def _counted(self, replies: Iterable[Message]) -> list[Message]:
+        """Return the replies that count. The noise is for as many."""
+        key = getattr(self.strategy, "weighted_by_key", None)
+        kept, refused = counted(replies, key, alike=getattr(self, "accountant", None) is not None)
+        self.num_refused += refused
+        if kept:
+            validate_replies(kept, self.num_sampled_clients)  # logs how many replied
+            self._note_replies(kept, key)
+        return kept
+
+    def _clip(self, replies: list[Message], max_norm: float) -> tuple[int, int]:
         """Clip the arrays of all replies. Return how many were clipped, and how many are finite."""
+        keys = list(self.current_arrays.keys())
+        sent = dict(zip(keys, self.current_arrays.to_numpy_ndarrays(), strict=True))
         found = []
-        for reply in (reply for reply in replies if not reply.has_error()):
-            for name, record in list(reply.content.array_records.items()):
-                clipped, record = self._clipped(record, reply.metadata.src_node_id)
-                found += [] if clipped is None else [clipped]
-                reply.content[name] = record
+        for reply in replies:
+            name, record = next(iter(reply.content.array_records.items()))
+            clipped, reply.content[name] = self._clipped(record, sent, max_norm, reply.metadata.src_node_id)
+            found += [] if clipped is None else [clipped]
+        for key in (key for key, old in sent.items() if old.dtype.kind not in "fc"):
+            _share_median(replies, key)
         return sum(found), len(found)
 
-    def _clipped(self, record: ArrayRecord, node: int) -> tuple[bool | None, ArrayRecord]:
+    def _clipped(
+        self, record: ArrayRecord, sent: dict[str, np.ndarray], max_norm: float, node: int
+    ) -> tuple[bool | None, ArrayRecord]:
         """Return whether an update was clipped, or None if it is refused, and what to add for it."""
-        keys = list(self.current_arrays.keys())
-        old = self.current_arrays.to_numpy_ndarrays()
-        problem = "its arrays are not those that were sent"
-        if set(record.keys()) == set(keys):
-            new = [record[key].numpy() for key in keys]
-            if [_kind(x) for x in new] == [_kind(o) for o in old]:
-                made = clipped_parameters(new, old, self.clipping_norm)
-                if made.finite:
-                    return made.clipped, _record(keys, made.parameters)
-                problem = "it has NaN or infinities"
+        old = list(sent.values())
+        try:
+            made = clipped_parameters(arrays_like(record, sent), old, max_norm)
+            if made.finite:
+                return made.clipped, _record(sent, made.parameters)
+            problem = "it has NaN or infinities"
+        except RefusedError as error:
+            problem = str(error)
         self.num_refused += 1
         log(WARNING, "aggregate_train: the update of node %d counts as zero: %s.", node, problem)
-        return None, _record(keys, old)
+        return None, _record(sent, old)
 
     def _add_noise_to_aggregated_arrays(self, aggregated: ArrayRecord) -> ArrayRecord:
         std = self._std()
@@ -118,19 +135,10 @@ class _Private:
         moved = self.clipping_norm / clients + 2 * roundings / (1 - roundings) * longest
         return self.noise_multiplier * moved * (1 + 2.0**-50)
 
-    def _note_replies(self, replies: list[Message]) -> None:
-        """Note how many replies are averaged. Warn if clients count so differently that the noise does not cover it.
-
-        Raises AggregationError for weights that make no mean.
-        """
-        self._num_replies = max(len(replies), 1)
-        key = getattr(self.strategy, "weighted_by_key", None)
-        metrics = [record for reply in replies for record in reply.content.metric_records.values()]
-        weights = [float(record[key]) for record in metrics if isinstance(record.get(key), float | int)]
-        if weights and not (all(0 <= weight < math.inf for weight in weights) and any(weights)):
-            raise AggregationError(
-                f"the weights of clients, {key!r}, must be finite, 0 or more, and not all 0, got {weights}."
-            )
+    def _note_replies(self, replies: list[Message], key: str | None) -> None:
+        """Note how many replies are averaged. Warn if clients count so differently that the noise does not cover it."""
+        self._num_replies = len(replies)
+        weights = [] if key is None else [float(metrics_of(reply)[key]) for reply in replies]
         if self.noise_multiplier and weights and max(weights) > min(weights):
             log(
                 WARNING,
@@ -148,35 +156,39 @@ class DifferentialPrivacyClientSideFixedClipping(_Private, theirs.DifferentialPr
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Aggregated:
         """Aggregate what clients trained. A round without replies gives (None, None)."""
-        return _aggregated(self, server_round, _widened(replies))
+        return _aggregated(self, server_round, replies, math.inf)
 
 
 class DifferentialPrivacyServerSideFixedClipping(_Private, theirs.DifferentialPrivacyServerSideFixedClipping):
     """Clips the update of each client on the server, and adds noise to the mean.
 
     Arguments and methods are those of Flower's class of this name in `flwr.serverapp.strategy`. An update with NaN or
-    infinities, or with other arrays, shapes or kinds of dtypes than were sent, counts as zero.
+    infinities, with other arrays, shapes or kinds of dtypes than were sent, or that cannot be read, counts as zero. A
+    client that answers with an error, or with records or a weight that make no mean, is left out of the round. A weight
+    counts as at most 10 times the median.
 
     Attributes:
-        num_refused: how many such updates there were so far.
+        num_refused: how many such replies there were so far, without errors.
     """
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Aggregated:
         """Clip and aggregate what clients trained. A round without replies gives (None, None)."""
-        listed = list(replies)
-        self._clip(listed)
-        return _aggregated(self, server_round, listed)
+        return _aggregated(self, server_round, replies, self.clipping_norm)
 
 
-def _aggregated(
-    wrapper: theirs.DifferentialPrivacyClientSideFixedClipping, server_round: int, replies: list[Message]
-) -> Aggregated:
-    """Aggregate replies that are clipped, with Flower's accounting."""
-    if not replies:
-        wrapper._pop_pending_event(server_round)
+def _aggregated(wrapper: Any, server_round: int, replies: Iterable[Message], max_norm: float) -> Aggregated:
+    """Clip and aggregate replies, with Flower's accounting."""
+    event = wrapper._pop_pending_event(server_round)
+    kept = wrapper._counted(replies)
+    if not kept:
         return None, None
-    wrapper._note_replies([reply for reply in replies if not reply.has_error()])
-    return theirs.DifferentialPrivacyClientSideFixedClipping.aggregate_train(wrapper, server_round, replies)
+    wrapper._validate_uniform_weights(kept)
+    wrapper._clip(kept, max_norm)
+    arrays, metrics = wrapper.strategy.aggregate_train(server_round, kept)
+    if arrays:
+        arrays = wrapper._add_noise_to_aggregated_arrays(arrays)
+        wrapper._compose_release(event)
+    return arrays, metrics
 
 
 class _Adaptive(_Private):
@@ -188,7 +200,6 @@ class _Adaptive(_Private):
 
     def _release(self, server_round: int, replies: list[Message], clipped: int, finite: int) -> Aggregated:
         """Aggregate, add noise for the threshold by which updates were clipped, and then move the threshold."""
-        self._note_replies(replies)
         arrays, metrics = self.strategy.aggregate_train(server_round, replies)
         if arrays:
             arrays = self._add_noise_to_aggregated_arrays(arrays)
@@ -203,9 +214,6 @@ class _Adaptive(_Private):
         moved = self.clipping_norm * math.exp(self.clip_norm_lr * (clipped_fraction - self.target_clipped_quantile))
         self.clipping_norm = min(max(moved, _SMALLEST), _LARGEST)
 
-    def _usable(self, replies: list[Message]) -> bool:
-        return bool(replies) and validate_replies(replies, self.num_sampled_clients)
-
 
 class DifferentialPrivacyServerSideAdaptiveClipping(_Adaptive, theirs.DifferentialPrivacyServerSideAdaptiveClipping):
     """Clips on the server as `DifferentialPrivacyServerSideFixedClipping`, by a threshold that follows a quantile.
@@ -215,10 +223,8 @@ class DifferentialPrivacyServerSideAdaptiveClipping(_Adaptive, theirs.Differenti
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Aggregated:
         """Clip and aggregate what clients trained. A round without replies gives (None, None)."""
-        listed = list(replies)
-        if not self._usable(listed):
-            return None, None
-        return self._release(server_round, listed, *self._clip(listed))
+        kept = self._counted(replies)
+        return self._release(server_round, kept, *self._clip(kept, self.clipping_norm)) if kept else (None, None)
 
 
 class DifferentialPrivacyClientSideAdaptiveClipping(_Adaptive, theirs.DifferentialPrivacyClientSideAdaptiveClipping):
@@ -227,29 +233,25 @@ class DifferentialPrivacyClientSideAdaptiveClipping(_Adaptive, theirs.Differenti
     Arguments and methods are those of Flower's class of this name in `flwr.serverapp.strategy`.
 
     Raises:
-        AggregationError: a reply that does not say whether its update was clipped.
+        AggregationError: most replies do not say whether their update was clipped.
     """
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Aggregated:
         """Aggregate what clients trained. A round without replies gives (None, None)."""
-        listed = list(replies)
-        if not self._usable(listed):
+        kept = self._counted(replies)
+        if not kept:
             return None, None
-        bits = [record.get(KEY_NORM_BIT) for reply in listed for record in reply.content.metric_records.values()]
-        if len(bits) < len(listed) or None in bits:
+        bits = [metrics_of(reply).get(KEY_NORM_BIT) for reply in kept]
+        if None in bits:
             raise AggregationError(
-                f"a reply has no {KEY_NORM_BIT!r} in its MetricRecord, which says whether its update was clipped. Have "
-                "all clients use adaptiveclipping_mod."
+                f"most replies have no {KEY_NORM_BIT!r} in their MetricRecord, which says whether the update was "
+                "clipped. Have all clients use adaptiveclipping_mod."
             )
-        return self._release(server_round, _widened(listed), sum(map(bool, bits)), len(listed))
+        self._clip(kept, math.inf)
+        return self._release(server_round, kept, sum(map(bool, bits)), len(kept))
 
 
-def _kind(array: np.ndarray) -> tuple[tuple[int, ...], str]:
-    """Return what must agree with the array that was sent: the shape, and floating, complex or another kind."""
-    return array.shape, array.dtype.kind
-
-
-def _record(keys: list[str], arrays: Iterable[Any]) -> ArrayRecord:
+def _record(keys: Iterable[str], arrays: Iterable[Any]) -> ArrayRecord:
     """Return arrays in float64, so that their mean is rounded once, at the end."""
     return ArrayRecord({key: Array(_wide(np.asarray(x))) for key, x in zip(keys, arrays, strict=True)})
 
@@ -258,9 +260,9 @@ def _wide(array: np.ndarray) -> np.ndarray:
     return array.astype(np.result_type(array, np.float64), copy=False) if array.dtype.kind in "fc" else array
 
 
-def _widened(replies: Iterable[Message]) -> list[Message]:
-    listed = list(replies)
-    for reply in (reply for reply in listed if not reply.has_error()):
-        for name, record in list(reply.content.array_records.items()):
-            reply.content[name] = _record(list(record.keys()), record.to_numpy_ndarrays())
-    return listed
+def _share_median(replies: list[Message], key: str) -> None:
+    """Give all replies the median of their integers, which no few clients move far."""
+    records = [next(iter(reply.content.array_records.values())) for reply in replies]
+    middle = np.sort([record[key].numpy() for record in records], axis=0)[(len(records) - 1) // 2]
+    for record in records:
+        record[key] = Array(np.asarray(middle))
