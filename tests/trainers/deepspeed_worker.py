@@ -6,6 +6,7 @@
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from deepspeed.utils import safe_get_full_fp32_param  # noqa: E402
 
 import gradclip  # noqa: E402
 from gradclip.integrations.deepspeed import follow  # noqa: E402
+from gradclip.integrations.torch import clip_at_step  # noqa: E402
 
 # DeepSpeed allows float16 where oneDNN computes in it, which few processors do. PyTorch's own kernels do on all.
 get_accelerator().is_fp16_supported = lambda: True
@@ -187,7 +189,10 @@ def refused():
     training = Training(1)
     clipping = follow(training.engine, 1.0)
     without_norm = Training(1, zero={"compute_grad_norm": False}, gradient_clipping=0.0)
+    own_steps = {f"optimizer of stage {stage}": Training(stage).engine.optimizer for stage in (1, 2, 3)}
     return {
+        **{name: said(partial(clip_at_step, one, 1.0)) for name, one in own_steps.items()},
+        **{f"guarded {name}": said(partial(gradclip.guard, one)) for name, one in own_steps.items()},
         "twice": said(lambda: follow(training.engine, 1.0)),
         "zero": said(lambda: follow(Training(2).engine, 0.0)),
         "skip_above": said(lambda: follow(Training(2).engine, gradclip.AdaptiveNorm(skip_above=4.0))),

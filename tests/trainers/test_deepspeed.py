@@ -154,6 +154,8 @@ def test_what_is_refused(alone):
     assert said["a tuple"].endswith("Pass its first entry.")
     assert said["no norm"].startswith("ValueError: the engine does not measure the norm")
     assert said["no optimizer"].startswith("ValueError: the engine has no optimizer")
+    for name in (f"{how}optimizer of stage {stage}" for how in ("", "guarded ") for stage in (1, 2, 3)):
+        assert "call gradclip.integrations.deepspeed.follow" in said[name], name
 
 
 @pytest.mark.parametrize("which", range(4))
