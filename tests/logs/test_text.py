@@ -36,6 +36,12 @@ LINES = {
     "words": ("Epoch 3 | step 120 | train_loss=0.71 | gradient norm = 3.5e+01", (120, 35.0, 0.71)),
     "mmengine": ("mmengine - Iter [50/1000]  lr: 1e-4  loss: 130.1  grad_norm: 3277.0", (None, 3277.0, 130.1)),
     "thousands": ("step 3: grad_norm=1,234.5, loss=2,001", (3, 1234.5, 2001.0)),
+    "loguru": (
+        "2026-01-02 | INFO     | run.trainer:step:12 - step=1 loss=0.5 grad_norm=1.25",
+        (1, 1.25, 0.5),
+    ),
+    "loguru, a function named as the norm": ("trainer:grad_norm:12 - step 3 grad_norm: 1.25", (3, 1.25, math.nan)),
+    "the names of Python's logging": ("INFO:root:step 5 - grad_norm: 1.25", (5, 1.25, math.nan)),
     "a list after the norm": ("step 3: grad_norm=1,23,456", (3, 1.0, math.nan)),
     "NumPy": ("{'step': 2, 'grad_norm': np.float64(1.25), 'loss': np.float32(0.5)}", (2, 1.25, 0.5)),
     "PyTorch": ("step 4 grad_norm: tensor(3.5, device='cuda:0')", (4, 3.5, math.nan)),
@@ -96,3 +102,19 @@ def test_a_key_names_another_number(tmp_path):
     assert of_text(path, "gnorm(all)").rows[0].norm == 1.5
     with pytest.raises(LogError, match="has no numbers named other"):
         of_text(path, "other")
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("step 1: grad_norm=0,731, loss=0,5", "0,731"),
+        ("step 1: grad norm: 1,73 | loss: 2", "1,73"),
+        ("step 1: grad_norm=12,5e-3", "12,5"),
+        ("step 1: loss=0,25 grad_norm=1.5", "0,25"),
+    ],
+)
+def test_numbers_with_decimal_commas_are_an_error_and_not_other_numbers(tmp_path, line, shown):
+    path = tmp_path / "log.txt"
+    path.write_text(f"{line}\n")
+    with pytest.raises(LogError, match=f"decimal commas, such as {shown}. Write them with points"):
+        of_text(path, None)

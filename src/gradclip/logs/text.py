@@ -10,14 +10,18 @@ from gradclip.logs.files import lines
 from gradclip.logs.json_files import BEFORE_CLIPPING, TRAINER_DEFAULT, no_norm
 from gradclip.logs.rows import Log, LogError, Row, counted, norm_or_nan, number
 
-_THOUSANDS = r"\d{1,3}(?:,\d{3}){1,100}(?:\.\d+)?(?!\d)"
-_NUMBER = rf"([-+]?(?:{_THOUSANDS}|" + r"\d+\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?|nan|inf(?:inity)?))"
+_THOUSANDS = r"[1-9]\d{0,2}(?:,\d{3}){1,100}(?:\.\d+)?(?!\d)"
+_NUMBER = (
+    rf"([-+]?(?:{_THOUSANDS}|"
+    + r"\d{1,400},\d+(?!\d|,\d)|\d+\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?|nan|inf(?:inity)?))"
+)
 _BETWEEN = r"""['"]?\s{0,20}[:=]\s{0,20}['"]?(?:(?:np\.float\d{2}|(?:torch\.)?tensor)\()?"""
 _PREFIX = r"(?<![a-z_])(?:(?:train|total|global)[ _])?"
 _NORM = re.compile(_PREFIX + r"(?:grad(?:ient)?[ _-]?norm|gnorm)" + _BETWEEN + _NUMBER, re.I)
 _LOSS = re.compile(r"(?<![a-z_/])(?:lm[ _]|train(?:ing)?[ _])?loss" + _BETWEEN + _NUMBER, re.I)
 _MEGATRON = re.compile(r"\biteration\s{1,20}(\d{1,16})\s{0,20}/", re.I)
 _STEP = re.compile(r"\b(?:global[ _])?(?:step|iter(?:ation)?)s?['\"]?\s{0,20}[:= ]\s{0,20}(\d{1,16})\b", re.I)
+_PLACE_IN_CODE = re.compile(r"(?<![\w.<>])[\w.<>]{1,200}:[\w<>]{1,200}:\d{1,9} - ")  # as loguru prints it
 _SKIPPED = re.compile(r"number of skipped iterations:\s{0,20}(\d{1,16})")
 _COLOURS = re.compile(r"(?:\x1b\[[0-9;]{0,20}|\[[0-9;]{1,20})m")
 _SETTING = re.compile(
@@ -86,7 +90,7 @@ def _plain(path: Path) -> Iterator[str]:
     for line in lines(path):
         # A progress bar ends its lines with carriage returns.
         for part in line[:_LONGEST].split("\r"):
-            yield _COLOURS.sub("", part)
+            yield _PLACE_IN_CODE.sub("", _COLOURS.sub("", part), count=1)
 
 
 def _named(key: str) -> re.Pattern[str]:
@@ -104,6 +108,8 @@ def _row(line: str, norm: re.Match[str]) -> Row:
 
 
 def _value(match: re.Match[str]) -> float:
+    if "," in match[1] and not re.fullmatch(r"[-+]?" + _THOUSANDS, match[1]):
+        raise LogError(f"the log has numbers with decimal commas, such as {match[1][:40]}. Write them with points.")
     found = number(match[1].replace(",", ""))
     return math.nan if found is None else found
 
