@@ -111,7 +111,7 @@ def as_floats(tree: Tree) -> Tree:
 
 def raise_named(flat: FlatTree) -> None:
     """After an error of a dtype: raise it again with the name of the first leaf that cannot be clipped."""
-    named = [(x, path or "the gradient") for x, path in zip(_given(flat), flat.paths(), strict=True)]
+    named = [(x, path or "the gradient") for x, path in zip(flat.given(), flat.paths(), strict=True)]
     named = [(x, name) for x, name in named if known(x) and hasattr(x, "dtype")]
     check_dtypes([x for x, _ in named], lambda: [name for _, name in named])
 

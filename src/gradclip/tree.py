@@ -69,6 +69,7 @@ class Trees:
 
 
 _OPTREE = Trees()
+_UNKNOWN = object()
 
 
 def _no_trees(leaves: Sequence[Any]) -> Trees | None:
@@ -119,8 +120,8 @@ class FlatTree:
         return [self.sparse.get(i, x) for i, x in enumerate(self.leaves)] if self.sparse else self.leaves
 
     def every_given(self) -> list[Any]:
-        """Return all leaves of the tree as they were passed in, `others` included."""
-        return self._with(self.others, self.given())
+        """Return all leaves of the tree as they were passed in, `others` included; what an outline lacks is a leaf."""
+        return [_UNKNOWN if leaf is None else leaf for leaf in self._with(self.others, self.given())]
 
     def of_leaves(self, of_all: list[T]) -> list[T]:
         """Return what belongs to `leaves`, given one value for each leaf of the tree, `others` included."""

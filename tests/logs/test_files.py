@@ -19,6 +19,12 @@ def test_files_that_are_too_large(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "LARGEST_DOCUMENT", 2**10)
     with pytest.raises(LogError, match="one value of more than 0 MB"):
         files.document(path)
+    monkeypatch.undo()
+    monkeypatch.setattr(files, "MOST_VALUES", 100)
+    path.write_text("[" + ",".join(["{}"] * 60) + "]")
+    with pytest.raises(LogError, match="one value of more than 100 values"):
+        files.document(path)
+    path.write_bytes(b"line\n" * 300)
     monkeypatch.setattr(files, "MOST", 1000)
     with pytest.raises(LogError, match="has more than 0 GB"):
         list(files.lines(path))

@@ -1,9 +1,11 @@
+import json
 import math
 import tracemalloc
 
 import pytest
 
 import training_logs
+from gradclip.logs import rows as rows_module
 from gradclip.logs.read import read
 from gradclip.logs.rows import Log, Row
 from gradclip.logs.summary import Summary
@@ -108,3 +110,59 @@ def test_the_memory_for_many_rows():
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most / len(rows) < 375  # bytes
+
+
+CLIPPED = {
+    "a.json": lambda rows: json.dumps({"log_history": rows}),
+    "a.jsonl": lambda rows: "\n".join(map(json.dumps, rows)),
+    "a.csv": lambda rows: "\n".join([",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]),
+}
+
+
+@pytest.mark.parametrize("name", CLIPPED)
+def test_norms_before_and_after_clipping_say_the_threshold(tmp_path, name):
+    """As gradclip's callbacks log them: the Trainer's own threshold is 0 then."""
+    norms = [0.25 + step % 4 for step in range(40)]
+    rows = [
+        {
+            "step": step,
+            "loss": 2.0,
+            "learning_rate": 0.1,
+            "epoch": 1,
+            "grad_norm": norm,
+            "grad_norm_clipped": min(norm, 0.5),
+        }
+        for step, norm in enumerate(norms)
+    ]
+    (tmp_path / name).write_text(CLIPPED[name](rows))
+    summary = Summary.of(read(tmp_path / name))
+    assert (summary.counts.clipped, summary.max_norm, summary.assumed) == (30, 0.5, False)
+    assert Summary.of(read(tmp_path / name), 2.0).counts.clipped == 20
+
+
+def test_a_step_above_the_last_threshold_that_was_not_clipped_had_none():
+    rows = [Row(1, 2.0, max_norm=1.0), Row(2, 0.5), Row(3, 3.0), Row(4, 4.0, max_norm=2.0)]
+    assert [step.max_norm for step in Summary.of(Log("text", rows)).steps] == [1.0, 1.0, math.inf, 2.0]
+
+
+def test_norms_that_a_scaler_has_multiplied_get_no_threshold():
+    log = Log("text", [Row(step, 2.0**16 * (1 + step % 3), max_norm=1.0) for step in range(30)])
+    advice = Summary.of(log).advice
+    assert (advice.max_norm, advice.try_values) == (None, ())
+    assert "scaler.unscale_(optimizer)" in str(advice)
+    assert "unscale_" not in str(Summary.of(log, 1000.0).advice)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.json", "a.log"])
+def test_no_log_fills_the_memory(tmp_path, monkeypatch, name):
+    lines = {
+        "a.csv": ["step,grad_norm", *(f"{step},1.5" for step in range(20))],
+        "a.jsonl": [f'{{"step": {step}, "grad_norm": 1.5}}' for step in range(20)],
+        "a.json": ["[" + ",".join(['{"grad_norm": 1.5}'] * 20) + "]"],
+        "a.log": [f"step {step} grad_norm: 1.5" for step in range(20)],
+    }
+    (tmp_path / name).write_text("\n".join(lines[name]))
+    assert len(read(tmp_path / name).rows) == 20
+    monkeypatch.setattr(rows_module, "MOST_ROWS", 19)
+    with pytest.raises(rows_module.LogError, match="more than 19 numbers"):
+        read(tmp_path / name)

@@ -13,7 +13,7 @@ from typing import IO, NamedTuple
 
 from gradclip.logs.files import opened
 from gradclip.logs.json_files import no_norm
-from gradclip.logs.rows import Keys, Log, LogError, Row, norm_or_nan
+from gradclip.logs.rows import Keys, Log, LogError, Row, bounded, lowered, norm_or_nan
 
 _HEAD = 12  # bytes: the length and its checksum
 _LARGEST_RECORD = 2**28
@@ -68,14 +68,20 @@ def of_events(paths: Sequence[Path], key: str | None) -> Log:
         raise no_norm(paths[0], tags, key)
     # Read again instead of keeping all numbers: there may be many tags.
     cut.clear()
-    wanted = (keys.norm, keys.loss, keys.max_norm)
-    scalars = [scalar for path in paths for scalar in _scalars(path, cut) if scalar.tag in wanted]
+    wanted = (keys.norm, keys.loss, keys.max_norm, keys.clipped)
+    every = (scalar for path in paths for scalar in _scalars(path, cut) if scalar.tag in wanted)
+    scalars = list(bounded(every))
     losses = {scalar.step: scalar.value for scalar in scalars if scalar.tag == keys.loss}
     thresholds = {scalar.step: scalar.value for scalar in scalars if scalar.tag == keys.max_norm}
+    after = {scalar.step: scalar.value for scalar in scalars if scalar.tag == keys.clipped}
+    norms = [scalar for scalar in scalars if scalar.tag == keys.norm]
+    for one in norms:
+        threshold = lowered(one.value, after.get(one.step))
+        if threshold is not None:
+            thresholds.setdefault(one.step, threshold)
     rows = [
         Row(one.step, norm_or_nan(one.value), losses.get(one.step, math.nan), thresholds.get(one.step, math.nan))
-        for one in scalars
-        if one.tag == keys.norm
+        for one in norms
     ]
     notes = tuple(f"{path.name} is cut off or damaged: what could be read of it is used." for path in cut)
     return Log(f"TensorBoard, {keys.norm}", rows, notes=notes)

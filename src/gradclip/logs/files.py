@@ -10,6 +10,7 @@ from gradclip.logs.rows import LogError
 
 LONGEST_LINE = 2**20
 LARGEST_DOCUMENT = 2**28  # bytes of one JSON value
+MOST_VALUES = 4_000_000  # of one JSON value; in memory each takes up to a hundred times the bytes that it has there
 MOST = 2**31  # bytes of lines
 START = 2**16
 _GZIP, _OF_GZIP = b"\x1f\x8b", 31
@@ -72,6 +73,8 @@ def document(path: Path) -> str:
         held = _read(file, LARGEST_DOCUMENT + 1, path)
     if len(held) > LARGEST_DOCUMENT:
         raise LogError(f"{path} is one value of more than {LARGEST_DOCUMENT >> 20} MB, too large for a log.")
+    if sum(map(held.count, (b",", b"[", b"{"))) > MOST_VALUES:
+        raise LogError(f"{path} is one value of more than {MOST_VALUES:,} values, too large for a log.")
     return held.decode("utf-16" if held.startswith(_UTF16) else "utf-8-sig", "replace")
 
 

@@ -1,12 +1,13 @@
 """JSON: the `trainer_state.json` of Hugging Face's Trainer, lists of steps, columns, and lines with one step each."""
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from gradclip.logs.files import document, lines
-from gradclip.logs.rows import Keys, Log, LogError, Row, counted
+from gradclip.logs.rows import BY_GRADCLIP, Keys, Log, LogError, Row, bounded, counted
 from gradclip.words import listed
 
 HISTORY = "log_history"
@@ -28,14 +29,14 @@ def of_lines(path: Path, key: str | None) -> Log:
             names.update(dict.fromkeys(map(str, found)))
     # Read again instead of keeping all entries: they may have many.
     keys = Keys.among(names, key)
-    rows = [] if keys is None else list(_rows_of(map(parsed, lines(path)), keys))
+    rows = [] if keys is None else list(bounded(_rows_of(map(parsed, lines(path)), keys)))
     notes = (counted(unread, "line is no JSON object.", "lines are no JSON objects."),) if unread else ()
     if not rows:
         raise no_norm(path, names, key if keys is None else keys.norm)
     if {"norm", "max_norm"} <= names.keys():
         return Log("lines of JSON that a gradclip.Monitor saved", rows, measured=BEFORE_CLIPPING, notes=notes)
     if names.keys() >= _TRAINER_ENTRIES:
-        return Log("lines of JSON, as Hugging Face's Trainer logs", rows, TRAINER_DEFAULT, True, BEFORE_CLIPPING, notes)
+        return _by_trainer("lines of JSON, as Hugging Face's Trainer logs", rows, names, notes)
     return Log("lines of JSON", rows, notes=notes)
 
 
@@ -48,7 +49,7 @@ def of_document(path: Path, key: str | None) -> Log:
         found, notes = _as_far_as_whole(text), (_CUT_OFF,)
     if isinstance(found, dict) and isinstance(found.get(HISTORY), list):
         rows, names = _rows(found[HISTORY], key)
-        made = Log("trainer_state.json of Hugging Face's Trainer", rows, TRAINER_DEFAULT, True, BEFORE_CLIPPING, notes)
+        made = _by_trainer("trainer_state.json of Hugging Face's Trainer", rows, names, notes)
     else:
         rows, names = _rows(_steps(found), key)
         made = Log("JSON", rows, notes=notes)
@@ -104,12 +105,17 @@ def _rows(found: Iterable[Any], key: str | None) -> tuple[list[Row], set[str]]:
         if len(names) < _MOST_NAMES:
             names.update(dict.fromkeys(map(str, entry)))
     keys = Keys.among(names, key)
-    return ([] if keys is None else list(_rows_of(entries, keys))), set(names)
+    return ([] if keys is None else list(bounded(_rows_of(entries, keys)))), set(names)
 
 
-def _rows_of(entries: Iterable[Any], keys: Keys) -> Iterator[Row]:
-    found = (keys.row(entry) for entry in entries if isinstance(entry, dict))
-    return (row for row in found if row is not None)
+def _rows_of(entries: Iterable[Any], keys: Keys) -> Iterator[Row | None]:
+    return (keys.row(entry) for entry in entries if isinstance(entry, dict))
+
+
+def _by_trainer(kind: str, rows: list[Row], names: Iterable[str], notes: tuple[str, ...]) -> Log:
+    """Return the log of a run of Hugging Face's Trainer, which clips to its default unless gradclip clips instead."""
+    own = BY_GRADCLIP in names
+    return Log(kind, rows, math.nan if own else TRAINER_DEFAULT, not own, BEFORE_CLIPPING, notes)
 
 
 def no_norm(path: Path, names: Iterable[str], key: str | None) -> LogError:

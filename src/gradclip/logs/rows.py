@@ -2,12 +2,13 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from gradclip.words import listed
 
+T = TypeVar("T")
 _NORMS = (
     "grad_norm",
     "gradient_norm",
@@ -24,6 +25,9 @@ _NORMS = (
 _LOSSES = ("loss", "lm_loss", "train_loss", "training_loss", "loss_train", "global_avg_loss", "loss_mean")
 _STEPS = ("step", "global_step", "_step", "iteration", "iter", "steps", "trainer_global_step", "global_step_max_steps")
 _THRESHOLDS = ("max_norm", "max_grad_norm", "clip_threshold", "clip_grad")
+BY_GRADCLIP = "grad_norm_clipped"
+"""What gradclip's callbacks log beside the norm."""
+MOST_ROWS = 2_000_000
 _LARGEST_STEP = 2**53
 _OF_EVALUATION = re.compile(r"(?:^|[/_ -])(?:eval|val|valid|validation|test)(?:[/_ -]|$)", re.I)
 _FLAGS = {"true": 1.0, "false": 0.0}
@@ -65,13 +69,17 @@ class Log(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """Which entries of a row hold the norm, the loss, the step and the threshold; None if none does."""
+    """Which entries of a row hold the norm, the loss, the step and the threshold; None if none does.
+
+    `clipped` is the norm after clipping, as gradclip's callbacks log it: where it is lower, it is the threshold.
+    """
 
     norm: str
     loss: str | None
     step: str | None
     max_norm: str | None
     skipped: str | None
+    clipped: str | None = None
 
     @classmethod
     def among(cls, names: Iterable[str], asked: str | None) -> "Keys | None":
@@ -86,7 +94,7 @@ class Keys(NamedTuple):
         rest = [name for name in names if name != norm]
         beside = norm.rpartition("/")[0]
         near = sorted(rest, key=lambda name: name.rpartition("/")[0] != beside)  # of the same part of the run
-        found = (_first(near, wanted) for wanted in (_LOSSES, _STEPS, _THRESHOLDS, ("skipped",)))
+        found = (_first(near, wanted) for wanted in (_LOSSES, _STEPS, _THRESHOLDS, ("skipped",), (BY_GRADCLIP,)))
         return cls(norm, *found)
 
     def row(self, entries: Mapping[str, Any]) -> Row | None:
@@ -98,6 +106,8 @@ class Keys(NamedTuple):
             number(entries.get(key)) if key is not None else None for key in (self.loss, self.max_norm, self.skipped)
         )
         step = whole(entries.get(self.step)) if self.step is not None else None
+        if threshold is None and self.clipped is not None:
+            threshold = lowered(norm, number(entries.get(self.clipped)))
         return Row(step, norm_or_nan(norm), _or_nan(loss), _or_nan(threshold), bool(skipped))
 
 
@@ -153,6 +163,24 @@ def whole(value: object) -> int | None:
         value = value.partition("/")[0]
     found = number(value)
     return int(found) if found is not None and 0 <= found <= _LARGEST_STEP and found == int(found) else None
+
+
+def lowered(norm: float, clipped: float | None) -> float | None:
+    """Return the norm after clipping if it is lower than before; None if nothing was clipped, or all was skipped."""
+    return clipped if clipped is not None and 0 < clipped < norm * (1 - 1e-4) else None
+
+
+def bounded(found: Iterable[T | None]) -> Iterator[T]:
+    """Yield what is found, without None. Raises LogError if that is more than memory should hold."""
+    for count, one in enumerate((one for one in found if one is not None), 1):
+        check_count(count)
+        yield one
+
+
+def check_count(count: int) -> None:
+    """Raise LogError if so many rows are more than memory should hold."""
+    if count > MOST_ROWS:
+        raise LogError(f"the log has more than {MOST_ROWS:,} numbers to read. Pass a part of it.")
 
 
 def norm_or_nan(norm: float) -> float:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradclip.logs.rows import Log, counted, in_order, numbered
+from gradclip.logs.rows import Log, Row, counted, in_order, numbered
 from gradclip.monitor.advice import Advice, advise
 from gradclip.monitor.pending import Seen
 from gradclip.monitor.records import Columns, Counts, Overview, Step, percentiles
@@ -19,6 +19,13 @@ from gradclip.monitor.wording import NO_LOSS, RECORD
 _SPIKES = 5
 _AT_THE_TOP, _NEAR, _ENOUGH = 0.1, 5e-4, 20
 _OF_COMMON = (0.1, 0.3, 1.0, 3.0, 10.0)
+_SCALED = 1024
+"""How many times the threshold norms are that GradScaler has probably scaled: it starts at 65,536."""
+_UNSCALE = (
+    "The usual norm is {:.3g} times the threshold: the gradients were probably still multiplied by GradScaler's scale. "
+    "Call scaler.unscale_(optimizer) before clipping, and log the norm after it. If they were not, lower the learning "
+    "rate: no threshold is proposed."
+)
 _WITHOUT_LOSS = f"{NO_LOSS} Log it beside the norm, as an entry with the name loss."
 
 
@@ -51,8 +58,7 @@ class Summary(NamedTuple):
         rows, repeated = in_order(with_steps)
         until = with_steps[-1].step or 0
         default = log.max_norm if max_norm is None else max_norm
-        default = math.inf if math.isnan(default) else default
-        own = [default if max_norm is not None or math.isnan(row.max_norm) else row.max_norm for row in rows]
+        own = _thresholds(rows, default, own=max_norm is None)
         steps = [
             Step(row.step or 0, row.norm, threshold, row.skipped, None, row.loss)
             for row, threshold in zip(rows, own, strict=True)
@@ -61,7 +67,7 @@ class Summary(NamedTuple):
         for step in steps:
             found.see((Seen(step, None),))
         assumed = log.assumed and max_norm is None
-        advice = _of_a_log(advise(Columns.of(steps)))
+        advice = _of_a_log(advise(Columns.of(steps)), _scale(steps))
         return cls(
             log, steps, Counts().plus(steps), found.kept(), advice, own[-1], assumed, repeated, until, unnumbered
         )
@@ -172,6 +178,34 @@ class Summary(NamedTuple):
         }
 
 
-def _of_a_log(advice: Advice) -> Advice:
+def _thresholds(rows: Sequence[Row], default: float, *, own: bool) -> list[float]:
+    """Return the threshold of each row: its own, if rows may have one, else the last one before it, or the default."""
+    found, last = [], math.inf if math.isnan(default) else default
+    for row in rows:
+        if own and not math.isnan(row.max_norm):
+            last = row.max_norm
+        elif row.norm > last and math.isnan(default):
+            last = math.inf  # it was not clipped, so its threshold was higher
+        found.append(last)
+    return found
+
+
+def _scale(steps: Sequence[Step]) -> float:
+    """Return how many times the threshold the usual norm is."""
+    shares = [step.norm / step.max_norm for step in steps if step.finite and 0 < step.max_norm < math.inf]
+    return float(np.median(shares)) if len(shares) >= _ENOUGH else 0.0
+
+
+def _of_a_log(advice: Advice, scale: float) -> Advice:
     """Return advice to somebody who has a log, where that to the user of a monitor does not help."""
+    if scale >= _SCALED:
+        return replace(
+            advice,
+            max_norm=None,
+            try_values=(),
+            candidates=(),
+            state="too few",
+            reasons=(),
+            proposal=_UNSCALE.format(scale),
+        )
     return replace(advice, reasons=tuple(_WITHOUT_LOSS if one == RECORD else one for one in advice.reasons))

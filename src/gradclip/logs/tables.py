@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gradclip.logs.files import lines
 from gradclip.logs.json_files import no_norm
-from gradclip.logs.rows import Keys, Log, LogError, counted, number, plain
+from gradclip.logs.rows import Keys, Log, LogError, bounded, counted, number, plain
 
 _SEPARATORS = (",", ";", "\t")
 _OF_A_MESSAGE = re.compile(r"\[(?:INFO|DEBUG|WARNING|ERROR)\]")
@@ -52,7 +52,7 @@ def of_table(path: Path, key: str | None) -> Log:
         raise no_norm(path, names, key)
     unread: list[csv.Error] = []
     every_row = (keys.row(dict(zip(names, one, strict=False))) for one in _entries(every, separator, unread))
-    rows = [row for row in every_row if row is not None]
+    rows = list(bounded(every_row))
     if not rows:
         raise no_norm(path, names, keys.norm)
     notes = (counted(len(unread), "row could", "rows could") + f" not be read: {unread[0]}.",) if unread else ()

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from gradclip.logs.files import lines
 from gradclip.logs.json_files import BEFORE_CLIPPING, TRAINER_DEFAULT, no_norm
-from gradclip.logs.rows import Log, LogError, Row, counted, norm_or_nan, number
+from gradclip.logs.rows import Log, LogError, Row, check_count, counted, norm_or_nan, number
 
 _THOUSANDS = r"[1-9]\d{0,2}(?:,\d{3}){1,100}(?:\.\d+)?(?!\d)"
 _NUMBER = (
@@ -64,6 +64,7 @@ def of_text(path: Path, key: str | None) -> Log:
             continue
         program = _program_of(line) if not rows else program
         rows.append(_row(line, norm))
+        check_count(len(rows))
     if not rows:
         raise _without_norms(path) if of_deepspeed and key is None else no_norm(path, (), key)
     notes = ("The program skipped " + counted(skipped, "step.", "steps."),) if skipped else ()

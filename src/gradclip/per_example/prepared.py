@@ -1,6 +1,7 @@
 """A call of a clipped function, as a function of one example takes its arguments."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gradclip.backends.entries import Entry
@@ -41,8 +42,9 @@ class Clipped(NamedTuple):
     outputs: tuple[Any, Any]
 
 
-class Outline(NamedTuple):
-    """What is asked of an array whose values do not matter."""
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What is asked of an array whose values do not matter. It is a leaf of a tree, as a named tuple would not be."""
 
     shape: tuple[int, ...]
     dtype: Any

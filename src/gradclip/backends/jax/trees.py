@@ -78,7 +78,7 @@ class JaxTrees(Trees):
 
 def _key_paths(flat: FlatTree) -> list[tuple[Any, ...]]:
     # JAX lists the paths of a tree, not of a structure. A node may look at what it is built from, such as shapes.
-    leaves = [object() if leaf is None else leaf for leaf in flat.every_given()]
+    leaves = flat.every_given()
     ours = set(map(id, leaves))
     paths, _ = tree_util.tree_flatten_with_path(flat.structure.unflatten(leaves), is_leaf=lambda node: id(node) in ours)
     return [path for path, _ in paths]
