@@ -27,6 +27,7 @@ CASES = {
     "wrapped": 80,
     "idle": 12,
     "tapes": 4,
+    "logs": 200,
     "eager": 12,
     "compiled": 24,
     "monitors": 40,

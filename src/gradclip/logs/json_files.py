@@ -2,12 +2,12 @@
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from gradclip.logs.files import document, lines
-from gradclip.logs.rows import BY_GRADCLIP, Keys, Log, LogError, Row, bounded, counted
+from gradclip.logs.rows import BY_GRADCLIP, Keys, Log, LogError, Row, counted, plain, rows_of
 from gradclip.words import listed
 
 HISTORY = "log_history"
@@ -29,8 +29,8 @@ def of_lines(path: Path, key: str | None) -> Log:
             names.update(dict.fromkeys(map(str, found)))
     # Read again instead of keeping all entries: they may have many.
     keys = Keys.among(names, key)
-    rows = [] if keys is None else list(bounded(_rows_of(map(parsed, lines(path)), keys)))
-    notes = (counted(unread, "line is no JSON object.", "lines are no JSON objects."),) if unread else ()
+    rows, notes = _rows_of(map(parsed, lines(path)), keys)
+    notes += (counted(unread, "line is no JSON object.", "lines are no JSON objects."),) if unread else ()
     if not rows:
         raise no_norm(path, names, key if keys is None else keys.norm)
     if {"norm", "max_norm"} <= names.keys():
@@ -48,11 +48,11 @@ def of_document(path: Path, key: str | None) -> Log:
     if found is None:
         found, notes = _as_far_as_whole(text), (_CUT_OFF,)
     if isinstance(found, dict) and isinstance(found.get(HISTORY), list):
-        rows, names = _rows(found[HISTORY], key)
-        made = _by_trainer("trainer_state.json of Hugging Face's Trainer", rows, names, notes)
+        rows, names, left_out = _rows(found[HISTORY], key)
+        made = _by_trainer("trainer_state.json of Hugging Face's Trainer", rows, names, notes + left_out)
     else:
-        rows, names = _rows(_steps(found), key)
-        made = Log("JSON", rows, notes=notes)
+        rows, names, left_out = _rows(_steps(found), key)
+        made = Log("JSON", rows, notes=notes + left_out)
     if not rows:
         keys = Keys.among(names, key)
         raise no_norm(path, names, key if keys is None else keys.norm)
@@ -97,24 +97,25 @@ def _as_far_as_whole(text: str) -> Any:
     return {HISTORY: found} if at >= 0 else found
 
 
-def _rows(found: Iterable[Any], key: str | None) -> tuple[list[Row], set[str]]:
-    """Return the rows of entries that hold a norm, and the names of all entries."""
+def _rows(found: Iterable[Any], key: str | None) -> tuple[list[Row], set[str], tuple[str, ...]]:
+    """Return the rows of entries that hold a norm, the names of all entries, and what was left out."""
     entries = [entry for entry in found if isinstance(entry, dict)]
     names: dict[str, None] = {}
     for entry in entries:
         if len(names) < _MOST_NAMES:
             names.update(dict.fromkeys(map(str, entry)))
     keys = Keys.among(names, key)
-    return ([] if keys is None else list(bounded(_rows_of(entries, keys)))), set(names)
+    rows, left_out = _rows_of(entries, keys)
+    return rows, set(names), left_out
 
 
-def _rows_of(entries: Iterable[Any], keys: Keys) -> Iterator[Row | None]:
-    return (keys.row(entry) for entry in entries if isinstance(entry, dict))
+def _rows_of(found: Iterable[Any], keys: Keys | None) -> tuple[list[Row], tuple[str, ...]]:
+    return ([], ()) if keys is None else rows_of((entry for entry in found if isinstance(entry, dict)), keys)
 
 
 def _by_trainer(kind: str, rows: list[Row], names: Iterable[str], notes: tuple[str, ...]) -> Log:
     """Return the log of a run of Hugging Face's Trainer, which clips to its default unless gradclip clips instead."""
-    own = BY_GRADCLIP in names
+    own = any(plain(name) == BY_GRADCLIP for name in names)
     return Log(kind, rows, math.nan if own else TRAINER_DEFAULT, not own, BEFORE_CLIPPING, notes)
 
 

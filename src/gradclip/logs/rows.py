@@ -111,6 +111,24 @@ class Keys(NamedTuple):
         return Row(step, norm_or_nan(norm), _or_nan(loss), _or_nan(threshold), bool(skipped))
 
 
+def rows_of(every: Iterable[Mapping[str, Any]], keys: Keys) -> tuple[list[Row], tuple[str, ...]]:
+    """Return the rows of the entries that hold a norm, and a sentence on norms that are no numbers.
+
+    An entry without one may be of an evaluation.
+    """
+    rows: list[Row] = []
+    strange = 0
+    for entries in every:
+        row, norm = keys.row(entries), entries.get(keys.norm)
+        if row is not None:
+            rows.append(row)
+            check_count(len(rows))
+        elif norm is not None and str(norm).strip():
+            strange += 1
+    left_out = counted(strange, "norm is no number: it is", "norms are no numbers: they are") + " left out."
+    return rows, (left_out,) if strange else ()
+
+
 def _norm_among(names: Sequence[str]) -> str | None:
     for wanted in _NORMS:
         alike = [name for name in names if plain(name) == wanted]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gradclip.logs.files import lines
 from gradclip.logs.json_files import no_norm
-from gradclip.logs.rows import Keys, Log, LogError, bounded, counted, number, plain
+from gradclip.logs.rows import Keys, Log, LogError, counted, number, plain, rows_of
 
 _SEPARATORS = (",", ";", "\t")
 _OF_A_MESSAGE = re.compile(r"\[(?:INFO|DEBUG|WARNING|ERROR)\]")
@@ -51,12 +51,11 @@ def of_table(path: Path, key: str | None) -> Log:
     if keys is None:
         raise no_norm(path, names, key)
     unread: list[csv.Error] = []
-    every_row = (keys.row(dict(zip(names, one, strict=False))) for one in _entries(every, separator, unread))
-    rows = list(bounded(every_row))
+    rows, left_out = rows_of((dict(zip(names, one, strict=False)) for one in _entries(every, separator, unread)), keys)
     if not rows:
         raise no_norm(path, names, keys.norm)
     notes = (counted(len(unread), "row could", "rows could") + f" not be read: {unread[0]}.",) if unread else ()
-    return Log("a table (CSV)", rows, notes=notes)
+    return Log("a table (CSV)", rows, notes=notes + left_out)
 
 
 def _names(first: str, separator: str) -> list[str]:
