@@ -157,8 +157,8 @@ def clip_grad_norm_(
     Raises:
         TypeError: a parameter has no `.grad`, all gradients are integers, or `process_group` is
             not a process group.
-        UserWarning: no parameter has a gradient, on any process that holds some. On accelerators with named groups,
-            nothing waits to hear of that.
+        UserWarning: no process has a gradient. On accelerators with named groups there is no such warning: it would
+            wait for the device.
         ValueError: a training engine (DeepSpeed ZeRO, Megatron) holds a gradient, or a parameter group has keys that
             look like other settings of clipping; a parameter has two thresholds, a name matches no pattern, or a
             pattern no name; `max_norm` is negative or NaN, `ord` or `nonfinite` is unknown, gradients were passed

@@ -11,6 +11,8 @@ SHARED = "shared"
 """The key of a group of parameters that another process has too, and counts; and the attribute by which Megatron marks
 them."""
 
+FOLLOWS = "AdaptiveNorm"
+"""Saved as the threshold of a group that has one. `torch.distributed.checkpoint` asks for each key of the optimizer."""
 _READ = frozenset(("params", "param_names", "process_group", "mesh", "max_norm", SHARED))
 _SETS_CLIPPING = re.compile("clip|max_?(grad(ient)?_?)?norm|norm_type|nonfinite|skip_above|process_?group|mesh|^ord$")
 """In the keys of a parameter group: names of thresholds, orders and processes, in gradclip and in other libraries."""
@@ -56,6 +58,11 @@ def check_keys(group: dict[str, Any], number: int, *, own_thresholds: bool) -> N
         raise TypeError(
             f"parameters[{number}][{SHARED!r}] must be True or False, got {group[SHARED]!r}. True says that another "
             "process has the same gradients, and counts them."
+        )
+    if isinstance(group.get("max_norm"), str) and group["max_norm"] == FOLLOWS:
+        raise ValueError(
+            f"parameters[{number}]['max_norm'] is {FOLLOWS!r}: it comes from the saved state of an optimizer that "
+            "clips. Set it to an AdaptiveNorm and call clip_at_step before you load the state, or delete the key."
         )
     if "max_norm" in group and not own_thresholds:
         raise ValueError(

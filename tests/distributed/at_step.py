@@ -2,6 +2,7 @@
 
 import math
 import os
+from functools import partial
 
 import pytest
 import torch
@@ -71,6 +72,43 @@ def an_overflow_on_one_process_is_skipped_by_all():
                 assert clipping.norm.item() == pytest.approx(5.0 * math.sqrt(5.0))
                 assert weight.tolist() != [0.0, 0.0]
                 clipping.remove()
+
+
+def guards_hear_of_an_overflow_before_the_step_that_clips():
+    """On all processes, whichever was made first, and in whatever order they are kept."""
+    mine = torch.tensor([3.0, 4.0]) * (1 + dist.get_rank())
+    for trial in range(12):
+        weight, optimizer = descent()
+        made = [
+            partial(clip_at_step, optimizer, 1.0, process_group=dist.group.WORLD),
+            partial(gradclip.guard, optimizer, 1.0, process_group=dist.group.WORLD),
+        ]
+        kept = [make() for make in (made if trial % 2 else reversed(made))]
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        scaled_step(scaler, weight, optimizer, torch.tensor([1.0, math.inf]) if dist.get_rank() == 0 else mine, False)
+        assert (weight.tolist(), scaler.get_scale()) == ([0.0, 0.0], 32.0)
+        for one in kept:
+            one.remove()
+
+
+class Around:
+    """Steps an optimizer, as ScheduleFree's wrapper does."""
+
+    def __init__(self, inner):
+        self.base_optimizer, self.param_groups = inner, inner.param_groups
+        self.zero_grad, self.step = inner.zero_grad, inner.step
+
+
+def an_overflow_is_skipped_by_all_where_the_scaler_steps_an_optimizer_around():
+    mine = torch.tensor([3.0, 4.0]) * (1 + dist.get_rank())
+    weight, inner = descent()
+    optimizer = Around(inner)
+    clip_at_step(optimizer, 1.0, process_group=dist.group.WORLD)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    scaled_step(scaler, weight, optimizer, torch.tensor([1.0, math.inf]) if dist.get_rank() == 0 else mine, False)
+    assert (weight.tolist(), scaler.get_scale()) == ([0.0, 0.0], 32.0)
+    scaled_step(scaler, weight, optimizer, mine, False)
+    torch.testing.assert_close(weight.detach(), -mine / (5.0 * math.sqrt(5.0)))
 
 
 def an_overflow_is_skipped_by_all_where_groups_have_thresholds_or_optimizers_are_fused():

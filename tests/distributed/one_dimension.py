@@ -4,6 +4,7 @@ import itertools
 import math
 import os
 from fractions import Fraction
+from functools import partial
 
 import pytest
 import torch
@@ -228,6 +229,28 @@ def what_stages_share_counts_once_at_the_threshold():
         given = [{"params": [tied], "shared": dist.get_rank() > 0}, {"params": [own]}]
         assert gradclip.clip_grad_norm_(given, value, process_group=dist.group.WORLD) == 5.0
         assert (tied.grad.item() == 3.0) is kept
+
+
+def what_is_not_finite_counts_in_what_another_process_counts():
+    last = dist.get_rank() == WORLD - 1
+    for nonfinite, limits in (
+        *((one, {}) for one in ("propagate", "skip", "zero", "raise")),
+        ("raise", {"max_norm": 0.5}),
+    ):
+        tied, own = parameter(torch.tensor([3.0, 4.0])), parameter(torch.ones(1))
+        if last:
+            tied.grad[0] = math.nan
+        given = [{"params": [tied], "shared": dist.get_rank() > 0, **limits}, {"params": [own]}]
+        call = partial(gradclip.clip_grad_norm_, given, 1.0, process_group=dist.group.WORLD, nonfinite=nonfinite)
+        if nonfinite == "raise":
+            with pytest.raises(FloatingPointError, match=f"rank {WORLD - 1}"):
+                call()
+            continue
+        norm = call()
+        every = torch.cat([tied.grad, own.grad])
+        assert math.isfinite(norm) is (nonfinite == "zero"), nonfinite
+        expected = {"propagate": torch.isnan(every), "skip": every == 0.0, "zero": torch.isfinite(every)}[nonfinite]
+        assert expected.all(), (nonfinite, limits, every)
 
 
 def what_stages_share_counts_once_in_a_part():

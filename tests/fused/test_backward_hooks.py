@@ -195,3 +195,30 @@ def test_a_module_that_is_dropped_leaves_its_parts_clipped():
     model[0].requires_grad_(True)
     backward(model)
     assert 0.3 < norm(model) <= 0.5
+
+
+def test_what_has_left_the_module_keeps_its_share_for_a_pass():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    clipping = clip_in_backward(model, 1.0)
+    left = model.pop(0)
+    every = [*model.parameters(), *left.parameters()]
+    for _ in range(2):
+        (model(left(torch.full((2, 4), 50.0))) ** 2).sum().backward()
+        assert 0.99 < torch.cat([p.grad.flatten() for p in every]).norm() <= 1.0
+        for p in every:
+            p.grad = None
+    assert len(clipping.thresholds) == 4
+
+
+def test_what_has_left_and_gets_no_gradient_leaves_its_share_to_others():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    clipping = clip_in_backward(model, 1.0)
+    model.pop(1)
+    norms = []
+    for _ in range(2):
+        (model(torch.full((2, 4), 50.0)) ** 2).sum().backward()
+        norms.append(torch.cat([p.grad.flatten() for p in model.parameters()]).norm().item())
+        model.zero_grad()
+    assert norms[0] < 0.8
+    assert 0.99 < norms[1] <= 1.0
+    assert len(clipping.thresholds) == 2

@@ -19,6 +19,7 @@ class Ear:
     """Hears of all calls."""
 
     watching = True
+    clips = False
 
     def __init__(self, optimizer=None):
         self.optimizer, self.calls, self.told = optimizer, [], []
@@ -26,7 +27,7 @@ class Ear:
     def clipped(self, call):
         self.calls.append(call)
 
-    def stepping(self, scaler):
+    def stepping(self, scaler, outer):
         self.told.append("stepping")
 
     def stepped(self, scaler):

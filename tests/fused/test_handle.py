@@ -279,3 +279,17 @@ def test_a_monitor_keeps_what_made_a_step_raise(attach, settings):
         step(model, optimizer, math.nan)
     assert monitor.steps == 0
     assert "raised, because the gradients hold NaN" in str(monitor.spikes[0])
+
+
+def test_the_key_of_a_saved_state_is_explained_where_nothing_clips_yet():
+    weight = torch.nn.Parameter(torch.zeros(2))
+    saving = torch.optim.SGD([{"params": [weight], "max_norm": gradclip.AdaptiveNorm()}], lr=0.1)
+    clip_at_step(saving, 1.0)
+    loading = torch.optim.SGD([weight], lr=0.1)
+    loading.load_state_dict(saving.state_dict())
+    weight.grad = torch.ones(2)
+    for call in (clip_at_step, lambda one, c: gradclip.clip_grad_norm_(one.param_groups, c)):
+        with pytest.raises(ValueError, match="comes from the saved state of an optimizer that clips"):
+            call(loading, 1.0)
+    del loading.param_groups[0]["max_norm"]
+    clip_at_step(loading, 1.0)

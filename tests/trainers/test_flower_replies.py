@@ -23,10 +23,10 @@ def _seeded():
     np.random.seed(0)
 
 
-def hostile_round(name, change, *, hostile=2, **settings):
+def hostile_round(name, change, *, hostile=2, clients=CLIENTS, **settings):
     """Return the new parameters, metrics and wrapper after a round in which one reply is changed."""
-    wrapped = wrapper(name, clients=CLIENTS, **settings)
-    grid = InProcess(moved(STEP), CLIENTS, mods(name))
+    wrapped = wrapper(name, clients=clients, **settings)
+    grid = InProcess(moved(STEP), clients, mods(name))
     asked = wrapped.configure_train(1, record(OLD), ConfigRecord(), grid)
     replies = grid.send_and_receive(asked)
     place = next(i for i, reply in enumerate(replies) if reply.metadata.src_node_id == hostile)
@@ -78,9 +78,11 @@ def test_a_declared_size_is_not_allocated(name):
         reply.content["arrays"]["w"] = Array("float32", (2,), "numpy.ndarray", described("<f8", (1 << 28,)))
 
     tracemalloc.start()
-    hostile_round(name, change)
-    assert tracemalloc.get_traced_memory()[1] < 1 << 24
-    tracemalloc.stop()
+    try:
+        hostile_round(name, change)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    finally:
+        tracemalloc.stop()
 
 
 def test_arrays_in_the_order_of_fortran_and_of_other_bytes_are_read():
@@ -178,6 +180,16 @@ def test_a_weight_counts_as_at_most_ten_times_the_median(name, weight, caplog):
 
 
 @every_wrapper
+def test_of_two_weights_the_lower_one_is_the_median(name):
+    def change(reply):
+        reply.content["metrics"]["num-examples"] = 1e300
+        reply.content["arrays"] = record(OLD)
+
+    made, _, _ = hostile_round(name, change, clients=2)
+    np.testing.assert_allclose(made["w"], OLD["w"] + STEP / 11, rtol=1e-6)
+
+
+@every_wrapper
 def test_weights_up_to_ten_times_the_median_are_those_of_flower(name):
     made, _, _ = hostile_round(name, with_metrics(num_examples=10))
     np.testing.assert_allclose(made["w"], OLD["w"] + STEP, rtol=1e-6)
@@ -216,6 +228,13 @@ def test_accounted_rounds_leave_out_the_weight_that_is_not_that_of_most(name, ca
     _, _, wrapped = hostile_round(name, with_metrics(num_examples=7), accountant=accountant, noise=1.0)
     assert (len(accountant.events), wrapped.num_refused) == (1, 1)
     assert "the reply of node 2 is left out: its weight is not 1, that of most" in caplog.text
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_a_weight_of_0_does_not_end_an_accounted_round_of_two(name):
+    accountant = Accountant()
+    hostile_round(name, with_metrics(num_examples=0), hostile=1, clients=2, accountant=accountant, noise=1.0)
+    assert len(accountant.events) == 1
 
 
 @pytest.mark.parametrize("name", [n for n in ADAPTIVE if not n.startswith(SERVER)])

@@ -182,7 +182,7 @@ class _AnyWay:
 
     def __init__(self, layout: Groups, shardings: Shardings) -> None:
         self._layout, self.shardings = layout, shardings.all
-        self._numbers = shardings.of_gradients
+        self._numbers, self._uncounted = shardings.of_gradients, shardings.uncounted()
         self.of_one = len(self.shardings)
 
     def filled(self, backend: Backend, held: Held, order: Order) -> tuple[Vectors, Any]:
@@ -196,6 +196,9 @@ class _AnyWay:
             some = backend.chosen(precise, [index for group in groups for index in group])
             found[sharding], finite = filled_each(backend, Held(some, Groups.consecutive(groups)), order)
             every.append(finite)
+        if self._uncounted:
+            copies = backend.chosen(precise, self._uncounted)
+            every.append(filled_each(backend, Held(copies, Groups.consecutive([self._uncounted])), order)[1])
         return found, backend.xp.all(backend.xp.stack(every))
 
     def joined(self, xp: ModuleType, found: Vectors, order: Order) -> list[Any]:

@@ -175,7 +175,9 @@ class ProcessGroups(Holders):
         if self.on_host and backend.concrete:
             self._replicas.look(norms, divided)
         known = [filled(xp, norm, order, some) for norm, some in zip(norms, divided, strict=True)]
-        finite = xp.all(xp.isfinite(xp.stack([norm.value for norm in norms])))
+        copies = backend.chosen(arrays, self._shardings.uncounted())
+        every = [*norms, backend.norms(copies, order)] if len(copies) else norms
+        finite = xp.all(xp.isfinite(xp.stack([norm.value for norm in every])))
         own = flags(backend, arrays, 0 if self._params.unmatched else len(norms), finite)
         if self._watching is not None:
             own[_FAILED] = own[_FAILED] + self._watching.asking(order)

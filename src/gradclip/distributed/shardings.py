@@ -87,6 +87,10 @@ class Shardings:
     def _in_order(self, sharding: Sharding) -> Sharding:
         return tuple(sorted(sharding, key=self._place.__getitem__))
 
+    def uncounted(self) -> list[int]:
+        """Return the indices of the gradients that another process counts."""
+        return [index for index, number in enumerate(self.of_gradients) if number < 0]
+
     def divided(self, backend: Backend, arrays: Arrays) -> list[Arrays]:
         """Return the arrays of each sharding, measured as precisely as float64: other processes may hold that."""
         if len(self.all) == 1 and not self.of_gradients:

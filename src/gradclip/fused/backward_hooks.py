@@ -42,6 +42,7 @@ class ClippedInBackward:
         self._alone = {} if module is not None else {name: weakref.ref(one) for name, one in parameters.items()}
         self._sizes: dict[str, int] = {}
         self._elsewhere: dict[str, int] = {}
+        self._missing: dict[str, int | None] = {}  # in which pass a parameter was first not in the module
         self._thresholds: Mapping[str, float] = {}
         self.pass_seen: int | None = None
         self._hooks: set[ClippingHook] = set()
@@ -73,8 +74,8 @@ class ClippedInBackward:
             )
         before, self.pass_seen = self.pass_seen, current_pass()
         if before != self.pass_seen:
-            self._look()
-        if name not in self._sizes:  # it has left the module
+            self._look(in_pass=True)
+        if name in self._missing or name not in self._sizes:  # it has left the module
             self._elsewhere[name] = parameter.numel()
             self._look()
         if name not in self._thresholds:
@@ -104,17 +105,29 @@ class ClippedInBackward:
         """Leave a parameter to another object."""
         self._hooks.discard(hook)
         self._alone.pop(hook.name, None)
+        self._sizes = {name: size for name, size in self._sizes.items() if name != hook.name}
+        self._thresholds = self._shares(self._sizes) if self._sizes else {}
         if not self._hooks:
             self.remove()
 
-    def _look(self) -> None:
+    def _look(self, *, in_pass: bool = False) -> None:
         """Find out which parameters require a gradient now, and share the threshold among them."""
         if not self._hooks:
             return
-        sizes = {name: one.numel() for name, one in self._now() if one.requires_grad}
+        now = dict(self._now())
+        sizes = {name: one.numel() for name, one in now.items() if one.requires_grad}
         sizes |= {name: size for name, size in self._elsewhere.items() if name not in sizes}
+        sizes |= {name: self._sizes[name] for name in self._may_come(now, in_pass=in_pass)}
         if sizes and sizes != self._sizes:  # without any, the module is gone
             self._sizes, self._thresholds = sizes, self._shares(sizes)
+
+    def _may_come(self, now: Mapping[str, torch.Tensor], *, in_pass: bool) -> list[str]:
+        """Return the names that have left the module, but may get a gradient: for one pass they keep their share."""
+        self._missing = {name: seen for name, seen in self._missing.items() if name not in now}
+        left = [name for name in self._sizes if name not in now and name not in self._elsewhere]
+        if in_pass:
+            self._missing |= {name: self.pass_seen for name in left if name not in self._missing}
+        return [name for name in left if self._missing.get(name, self.pass_seen) == self.pass_seen]
 
     def _now(self) -> Iterator[tuple[str, torch.Tensor]]:
         alone = ((name, reference()) for name, reference in self._alone.items())

@@ -54,6 +54,7 @@ class ClippedBefore:
     """Listens for calls that clip the gradients of one optimizer by their global norm, until its second step."""
 
     watching = False  # it does not ask how many gradients there are
+    clips = False
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
@@ -100,7 +101,7 @@ class ClippedBefore:
         if all(id(one) in theirs for group in self.optimizer.param_groups for one in group["params"]):
             self._heard = replace(call, parameters=None)  # its parameters may be freed before the step
 
-    def stepping(self, scaler: torch.amp.GradScaler) -> None:
+    def stepping(self, scaler: torch.amp.GradScaler, outer: Any) -> None:
         """Hear that a GradScaler is about to step the optimizer."""
 
     def stepped(self, scaler: torch.amp.GradScaler) -> Any:

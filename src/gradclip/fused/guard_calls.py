@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from gradclip.choice import Choice
 from gradclip.core import announced
 from gradclip.core.norms import Order
+from gradclip.fused.wrapped import unwrapped
 from gradclip.parameter_choice import chosen
 from gradclip.parameter_groups import have_thresholds
 from gradclip.parameters import ParameterList, reusable
@@ -61,6 +62,8 @@ class Watcher(Protocol):
     """What hears of calls."""
 
     optimizer: Any
+    clips: bool
+    """Whether it clips, or only looks."""
 
     @property
     def watching(self) -> bool:
@@ -69,8 +72,8 @@ class Watcher(Protocol):
     def clipped(self, call: ClipCall) -> None:
         """Hear of a call that has clipped."""
 
-    def stepping(self, scaler: torch.amp.GradScaler) -> None:
-        """Hear that a GradScaler is about to step the optimizer."""
+    def stepping(self, scaler: torch.amp.GradScaler, outer: Any) -> None:
+        """Hear that a GradScaler is about to step the optimizer, or one `outer` around it."""
 
     def stepped(self, scaler: torch.amp.GradScaler) -> None:
         """Hear that it has done so, or skipped the step."""
@@ -218,15 +221,25 @@ def _clamping(original: Callable[..., Any]) -> Callable[..., Any]:
 def _stepping(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def step(self: torch.amp.GradScaler, optimizer: Optimizer, *args: object, **kwargs: object) -> Any:
-        mine = [one for one in _watchers if one.optimizer is optimizer] if self.is_enabled() else ()
+        mine = _watching(optimizer) if self.is_enabled() else ()
         for watcher in mine:
-            watcher.stepping(self)
+            watcher.stepping(self, optimizer)
         result = original(self, optimizer, *args, **kwargs)
         for watcher in mine:
             watcher.stepped(self)
         return result
 
     return step
+
+
+def _watching(optimizer: Any) -> list[Any]:
+    """Return who watches the steps of an optimizer, or of the one it steps, in the same order on all processes."""
+    try:
+        inner = unwrapped(optimizer)
+    except TypeError:
+        inner = optimizer
+    mine = (one for one in _watchers if one.optimizer is optimizer or one.optimizer is inner)
+    return sorted(mine, key=lambda one: one.clips)
 
 
 _PLACES: Sequence[tuple[Any, str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = (

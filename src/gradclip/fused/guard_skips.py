@@ -60,7 +60,7 @@ class Skips:
                 self._later("before", counted - _skipped_by(call, call.max_norm), False)
             self._later("count", counted, False)
         elif call is not None and call.nonfinite == "skip" and call.norm is not None:
-            self._later("norm", call.norm, False)
+            self._later("norm", call.norm, by_scaler)
         else:
             self._later("flag", 0.0, by_scaler)
 

@@ -41,6 +41,8 @@ class StepGuard:
 
     """
 
+    clips = False
+
     def __init__(
         self, optimizer: Optimizer, max_norm: float | AdaptiveNorm | Handle | None, settings: Settings
     ) -> None:
@@ -105,16 +107,16 @@ class StepGuard:
         if mine and not call.in_backward and self._skips.clipped(call):
             self._tell_of_skips()
 
-    def stepping(self, scaler: torch.amp.GradScaler) -> None:
-        """Hear that a GradScaler is about to step the optimizer."""
+    def stepping(self, scaler: torch.amp.GradScaler, outer: Any) -> None:
+        """Hear that a GradScaler is about to step the optimizer, or one `outer` around it."""
         self._scaler, self._steps_before = scaler, self.steps
         asked = self._settings
         processes = processes_of(ParameterList.of(self._groups()), asked.process_group, asked.mesh)
         self._several = processes is not ONE_PROCESS
-        if self._several and self._window is not None and not getattr(self.optimizer, "_step_supports_amp_scaling", 0):
+        if self._several and self._window is not None and not getattr(outer, "_step_supports_amp_scaling", 0):
             # Where the gradients overflow, the scaler does not step, and nobody is to wait for that process.
-            unscaled(scaler, self.optimizer)
-            found = any(one.item() for one in infinities(scaler, self.optimizer))
+            unscaled(scaler, outer)
+            found = any(one.item() for one in infinities(scaler, outer))
             self._overflowed = processes.anywhere(found)
 
     def stepped(self, scaler: torch.amp.GradScaler) -> None:
@@ -157,7 +159,10 @@ class StepGuard:
     def _arrived(self, *, closure: bool) -> None:
         """Take note of what the step gets, and look at it if it is time."""
         found_inf = vars(self.optimizer).get("found_inf")
-        self._skips.passed(found_inf, by_scaler=self._scaler is not None)
+        if self._overflowed:  # on another process, so all skip
+            self._skips.left_out()
+        else:
+            self._skips.passed(found_inf, by_scaler=self._scaler is not None)
         window = self._window
         if window is not None and self._is_last() and not self._overflowed and _can_read(self._parameters()):
             self._window = None

@@ -22,6 +22,7 @@ from gradclip.fused.step import Request
 from gradclip.fused.step_parts import StepPart, left_of_all
 from gradclip.fused.wrapped import parameters_of
 from gradclip.monitor.monitor import Monitor
+from gradclip.parameter_groups import FOLLOWS
 from gradclip.parameters import ParameterList, may_lack_gradients
 from gradclip.typing import Threshold
 
@@ -29,8 +30,6 @@ _CLIPPED: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
 _KEY = "gradclip"
 """In an optimizer's state dict: PyTorch reads only "state" and "param_groups", so others can load it too."""
 _ABSENT = object()
-_FOLLOWS = "AdaptiveNorm"
-"""Saved as the threshold of a group that has one. `torch.distributed.checkpoint` asks for each key of the optimizer."""
 
 
 def check_unclipped(optimizer: Optimizer) -> None:
@@ -230,7 +229,7 @@ class StepClipping:
             state[_KEY] = found
         for group in state["param_groups"]:
             if _adaptive(group) is not None:  # files hold its state, and no other objects
-                group["max_norm"] = _FOLLOWS
+                group["max_norm"] = FOLLOWS
 
     def _check_saved(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         """Take the state out of a copy of what is loaded, and raise for one that cannot be loaded."""
@@ -242,7 +241,7 @@ class StepClipping:
     def _load(self, optimizer: Optimizer) -> None:
         """Load the state, and give groups their thresholds back: PyTorch replaces all keys by those of the file."""
         for group, own in zip(optimizer.param_groups, self._own, strict=True):
-            if isinstance(own, AdaptiveNorm) or isinstance(group.get("max_norm", _FOLLOWS), str):
+            if isinstance(own, AdaptiveNorm) or isinstance(group.get("max_norm", FOLLOWS), str):
                 group["max_norm"] = own
             if group["max_norm"] is _ABSENT:
                 del group["max_norm"]

@@ -24,11 +24,13 @@ class ScaledSteps:
     """
 
     watching = False  # it does not ask how many gradients there are
+    clips = True  # guards hear of a step before: on all processes they exchange first what overflows
 
     def __init__(self, optimizer: Optimizer, unscale: Callable[[Callable[[], None]], None], skip: Any) -> None:
         """Listen. `unscale` gets what unscales and may raise, `skip` takes part in a step that is skipped here."""
         self.optimizer = optimizer
         self.scaler: Any = None
+        self._outer: Any = optimizer
         self._unscale, self._skip = unscale, skip
         guard_calls.watch(self)
 
@@ -38,7 +40,7 @@ class ScaledSteps:
 
     def overflowed(self) -> None:
         """Let the GradScaler lower its scale as on the process whose gradients overflowed."""
-        for found in infinities(self.scaler, self.optimizer):
+        for found in infinities(self.scaler, self._outer):
             found.fill_(1.0)
 
     # What it hears of
@@ -46,13 +48,13 @@ class ScaledSteps:
     def clipped(self, call: ClipCall) -> None:
         """Hear of a call."""
 
-    def stepping(self, scaler: torch.amp.GradScaler) -> None:
-        """Hear that a GradScaler is about to step the optimizer, or to skip the step."""
-        self.scaler = scaler
-        if getattr(self.optimizer, "_step_supports_amp_scaling", False):
+    def stepping(self, scaler: torch.amp.GradScaler, outer: Any) -> None:
+        """Hear that a GradScaler is about to step the optimizer, or one `outer` around it, or to skip the step."""
+        self.scaler, self._outer = scaler, outer
+        if getattr(outer, "_step_supports_amp_scaling", False):
             return  # it makes all steps
-        self._unscale(lambda: unscaled(scaler, self.optimizer))
-        if any(found.item() for found in infinities(scaler, self.optimizer)):
+        self._unscale(lambda: unscaled(scaler, outer))
+        if any(found.item() for found in infinities(scaler, outer)):
             self._skip()
 
     def stepped(self, scaler: torch.amp.GradScaler) -> None:

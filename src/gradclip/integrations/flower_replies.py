@@ -4,8 +4,10 @@
 weight that is no number from 0 to 1e300; names of records or metrics that are not those of most replies. If clients
 must count alike, also a weight that is not that of most replies.
 
-**Shares.** A weight counts as at most 10 times the median of the weights above 0. So honest clients of similar weights
-count, however large the weight is that another sends.
+**Shares.** A weight counts as at most 10 times the median of the weights above 0, of two the lower one. So honest
+clients of similar weights count, however large the weight is that another sends.
+
+Among two replies there is no majority: where their forms differ, the first counts.
 
 **Arrays** are read without NumPy's reader: a header says what it wants. Nothing is allocated before the shape, the kind
 of the dtype and the number of bytes are known to be those of the array that was sent.
@@ -14,7 +16,7 @@ of the dtype and the number of bytes are known to be those of the array that was
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from logging import WARNING
-from statistics import median
+from statistics import median_low
 from typing import Any
 
 import numpy as np
@@ -128,7 +130,8 @@ def _most_common(found: Iterable[Any]) -> Any:
 
 
 def _of_one_weight(replies: list[Message], key: str) -> list[Message]:
-    """Return replies without those whose weight differs from that of half or more."""
+    """Return replies without those whose weight is 0, or differs from that of half or more."""
+    replies = [one for one in replies if metrics_of(one)[key] > 0 or _left_out(one, "its weight is 0")]
     weights = [float(metrics_of(reply)[key]) for reply in replies]
     usual = _most_common(weights)
     if 2 * weights.count(usual) < len(weights):
@@ -143,7 +146,7 @@ def _of_bounded_weights(replies: list[Message], key: str) -> list[Message]:
     above = [metrics_of(reply)[key] for reply in replies if metrics_of(reply)[key]]
     if not above:
         return [reply for reply in replies if not _left_out(reply, "all weights are 0")]
-    most = _MOST * float(median(map(float, above)))
+    most = _MOST * median_low(map(float, above))
     for reply in replies:
         metrics, node = metrics_of(reply), reply.metadata.src_node_id
         if metrics[key] > most:

@@ -118,7 +118,7 @@ class _Private:
     def _noised(self, key: str, mean: np.ndarray, std: float) -> np.ndarray:
         sent = self.current_arrays[key].numpy() if key in self.current_arrays else mean
         if sent.dtype.kind not in "fc":
-            return sent if std else np.asarray(np.rint(mean)).astype(sent.dtype)
+            return sent if std else _rounded(mean, sent.dtype)
         wide = np.asarray(mean, np.result_type(mean, np.float64))
         noise: Any = np.random.normal(0.0, std, mean.shape)
         if wide.dtype.kind == "c":
@@ -258,6 +258,19 @@ def _record(keys: Iterable[str], arrays: Iterable[Any]) -> ArrayRecord:
 
 def _wide(array: np.ndarray) -> np.ndarray:
     return array.astype(np.result_type(array, np.float64), copy=False) if array.dtype.kind in "fc" else array
+
+
+def _rounded(mean: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    """Return whole numbers of a dtype; those beyond its range become its largest or smallest."""
+    whole: Any = np.rint(mean)
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        if whole.dtype.kind == "f":
+            return np.where(
+                whole >= limits.max, limits.max, np.where(whole <= limits.min, limits.min, whole).astype(dtype)
+            )
+        whole = np.clip(whole, limits.min, limits.max)
+    return np.asarray(whole).astype(dtype)
 
 
 def _share_median(replies: list[Message], key: str) -> None:
