@@ -12,7 +12,6 @@ from typing import Any
 
 import optree
 
-from gradclip.advice import of_mlx
 from gradclip.arguments import is_array, shape_of_mask
 from gradclip.backends.entries import Entry
 from gradclip.backends.registry import (
@@ -248,6 +247,8 @@ def framework_to_differentiate(
         framework = differentiating(leaves)
         _check_batches_of(framework, args, batch_argnums)
         return framework
+    from gradclip.advice import of_mlx  # loaded only for an error
+
     mlx = " MLX is not supported." if any(map(of_mlx, leaves)) else ""
     raise TypeError(
         f"argument {first} must hold the parameters, in arrays of {names_of_all(has_derivatives=True)}, got "
