@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from gradclip.choice import choice_of
 from gradclip.core.decision import Clipping
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import EUCLIDEAN, Order
 from gradclip.core.rules import CLIP
-from gradclip.core.scopes import Scope
 from gradclip.flush_mode import with_subnormals
-from gradclip.functional import clip_units, clip_units_adaptively
+from gradclip.functional import clip_adaptively_by_scopes, clip_units, clip_units_adaptively, leaves_of
 from gradclip.leaves import counted
-from gradclip.tree import FlatTree
 from gradclip.typing import Integers, Ord, Policy, Threshold, Thresholds, Tree, UnitAxis, Where
 from gradclip.unit_axes import (
     parameters_beside,
@@ -81,9 +78,9 @@ def clip_by_unit_norm(
 
     """
     clipping = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
-    flat = counted(tree, choice_of(where, integers))
-    leaves, norms = clip_units(flat, thresholds_of_leaves(flat, max_norm), clipping, scopes_of(flat, unit_axis))
-    return flat.rebuild(leaves), norms
+    leaves = leaves_of(tree, None, where, integers)
+    clipped, norms = clip_units(leaves, partial(thresholds_of_leaves, max_norm=max_norm), clipping, unit_axis)
+    return leaves.rebuild(clipped), norms
 
 
 @with_subnormals
@@ -137,8 +134,10 @@ def adaptive_grad_clip(
 
     """
     asked = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
-    flat = counted(tree, choice_of(where, integers))
-    return _clipped_adaptively(flat, params, (clipping, eps), asked, scopes_of(flat, unit_axis))
+    leaves = leaves_of(tree, None, where, integers)
+    beside = parameters_beside(leaves.flat, params)
+    clipped, norms = clip_units_adaptively(leaves, beside, (clipping, eps), asked, unit_axis)
+    return leaves.rebuild(clipped), norms
 
 
 @with_subnormals
@@ -149,11 +148,5 @@ def clip_adaptively(
     asked = Clipping(None, EUCLIDEAN, PROPAGATE, CLIP)
     flat = counted(tree)
     scopes = scopes_of(flat, None) if shared_axes is None else scopes_beside(flat, shared_axes)
-    return _clipped_adaptively(flat, params, (clipping, eps), asked, scopes)
-
-
-def _clipped_adaptively(
-    flat: FlatTree, params: object, both: tuple[Threshold, Threshold], asked: Clipping, scopes: Sequence[Scope]
-) -> tuple[Any, Any]:
-    leaves, norms = clip_units_adaptively(flat, parameters_beside(flat, params), both, asked, scopes)
+    leaves, norms = clip_adaptively_by_scopes(flat, parameters_beside(flat, params), (clipping, eps), asked, scopes)
     return flat.rebuild(leaves), norms

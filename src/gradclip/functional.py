@@ -5,7 +5,7 @@ known, groups of leaves whose norms can share a vector are clipped together, and
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ from gradclip.choice import EVERY, Choice
 from gradclip.core.arrays import Arrays
 from gradclip.core.decision import Clipping
 from gradclip.core.holders import ALONE, Holders
-from gradclip.core.layouts import Groups, Rows
+from gradclip.core.layouts import Groups, Rows, Several
 from gradclip.core.nonfinite import PROPAGATE
 from gradclip.core.norms import Order
 from gradclip.core.pipeline import decide, measure_all
@@ -35,11 +35,11 @@ from gradclip.distributed.mesh_axes import holders_of, over_axes
 from gradclip.distributed.processes import processes_of
 from gradclip.gradients import Gradients
 from gradclip.leaves import counted, raise_named
-from gradclip.ordinary import Ordinary, known_threshold, known_thresholds, read, read_on_device
+from gradclip.ordinary import NO_LIMIT, Ordinary, known_threshold, known_thresholds, read, read_on_device
 from gradclip.parameters import ParameterList
 from gradclip.tree import FlatTree, flattened
-from gradclip.typing import AxisName, Integers, Where
-from gradclip.unit_axes import check_shapes, names_of, with_parameters
+from gradclip.typing import AxisName, Integers, UnitAxis, Where
+from gradclip.unit_axes import check_shapes, names_of, rows_of, scopes_of, with_parameters
 
 _Run = tuple[Sequence[int], Batch, Any, Sequence[Any]]
 """The numbers of norms, the batch that they come from, its thresholds if they are an array, and what is beside it."""
@@ -88,12 +88,24 @@ def clip_groups(
 
     The layout is `Groups`, or `LAYER` for all leaves together, with one threshold and one norm.
     """
-    known = leaves.known
-    threshold = known_threshold(max_norms[0]) if known is not None and isinstance(layout, Scope) else None
-    found = None if known is None or threshold is None else known.clipped(threshold, clipping.order)
-    if known is None and isinstance(layout, Scope) and axis_name is None:
+    found = None
+    if leaves.known is not None:
+        found = _clip_known(leaves.known, layout, max_norms, clipping.order)
+    elif isinstance(layout, Scope) and axis_name is None:
         found = _clip_on_device(leaves.flat, max_norms[0], clipping)
     return _clip_carefully(leaves, layout, max_norms, clipping, axis_name) if found is None else found
+
+
+def _clip_known(
+    known: Ordinary, layout: Several | Scope, max_norms: Sequence[Any], order: Order
+) -> tuple[list[Any], list[Any]] | None:
+    """Clip ordinary leaves with one look. None if it does not settle all norms."""
+    if isinstance(layout, Scope):
+        limit = known_threshold(max_norms[0])
+        return None if limit is None else known.clipped(limit, order)
+    limits = known_thresholds(max_norms)
+    found = None if limits is None else known.clipped_several(layout, layout.each(limits), order)
+    return None if found is None else (found[0], known.left(layout, found[1]))
 
 
 def _clip_on_device(flat: FlatTree, max_norm: Any, clipping: Clipping) -> tuple[list[Any], list[Any]] | None:
@@ -109,14 +121,24 @@ def _clip_on_device(flat: FlatTree, max_norm: Any, clipping: Clipping) -> tuple[
 
 def norms_of_groups(leaves: Leaves, layout: Groups | Scope, order: Order, axis_name: AxisName = None) -> list[Any]:
     """Return the norm of each group of leaves, or of all leaves, as for `clip_groups`."""
-    known = leaves.known
-    norm = known.norm(order) if known is not None and isinstance(layout, Scope) else None
-    if known is None and isinstance(layout, Scope) and axis_name is None:
+    found = None
+    if leaves.known is not None:
+        found = _norms_of_known(leaves.known, layout, order)
+    elif isinstance(layout, Scope) and axis_name is None:
         given = read_on_device(leaves.flat.leaves)
         norm = None if given is None else given.norm(order)
-    if norm is not None:
-        return [norm]
+        found = None if norm is None else [norm]
+    if found is not None:
+        return found
     return _clip_carefully(leaves, layout, None, Clipping(math.inf, order, PROPAGATE, CLIP), axis_name)[1]
+
+
+def _norms_of_known(known: Ordinary, layout: Groups | Scope, order: Order) -> list[Any] | None:
+    if isinstance(layout, Scope):
+        norm = known.norm(order)
+        return None if norm is None else [norm]
+    found = known.settled(layout, NO_LIMIT, order)
+    return None if found is None else known.left(layout, found.norms)
 
 
 def _clip_carefully(
@@ -234,9 +256,25 @@ def _run(
 
 
 def clip_units(
-    flat: FlatTree, max_norms: Sequence[Any], clipping: Clipping, scopes: Sequence[Scope]
+    leaves: Leaves,
+    thresholds_of: Callable[[FlatTree], Sequence[Any]],
+    clipping: Clipping,
+    unit_axis: UnitAxis,
 ) -> tuple[list[Any], Any]:
     """Clip the units of each leaf to its threshold; return the leaves and a tree of the norms of their units."""
+    flat, known = leaves.flat, leaves.known
+    max_norms = thresholds_of(flat)
+    layout = None if known is None else rows_of(known.leaves, unit_axis)
+    found = None if known is None or layout is None else _clip_known(known, layout, max_norms, clipping.order)
+    if known is not None and found is not None:
+        return found[0], _arranged(known.backend, flat, found[1])
+    return clip_by_scopes(flat, max_norms, clipping, scopes_of(flat, unit_axis))
+
+
+def clip_by_scopes(
+    flat: FlatTree, max_norms: Sequence[Any], clipping: Clipping, scopes: Sequence[Scope]
+) -> tuple[list[Any], Any]:
+    """Do the same, given the scope of each leaf's units."""
     warn_of_parameters(flat.leaves)
     backend = find(flat.leaves, flat.paths, *max_norms)
     thresholds, given = check_thresholds(max_norms, backend), of_each(scalar_array, max_norms)
@@ -247,9 +285,31 @@ def clip_units(
 
 
 def clip_units_adaptively(
-    flat: FlatTree, params: Sequence[Any], both: tuple[Any, Any], clipping: Clipping, scopes: Sequence[Scope]
+    leaves: Leaves, params: Sequence[Any], both: tuple[Any, Any], clipping: Clipping, unit_axis: UnitAxis
 ) -> tuple[list[Any], Any]:
     """Clip the units of each leaf likewise, to thresholds from its parameter; `both` are `clipping` and `eps`."""
+    found = None if leaves.known is None else _clip_known_adaptively(leaves.known, params, both, clipping, unit_axis)
+    if leaves.known is not None and found is not None:
+        return found[0], _arranged(leaves.known.backend, leaves.flat, found[1])
+    return clip_adaptively_by_scopes(leaves.flat, params, both, clipping, scopes_of(leaves.flat, unit_axis))
+
+
+def _clip_known_adaptively(
+    known: Ordinary, params: Sequence[Any], both: tuple[Any, Any], clipping: Clipping, unit_axis: UnitAxis
+) -> tuple[list[Any], list[Any]] | None:
+    limits, layout = known_thresholds(both), rows_of(known.leaves, unit_axis)
+    beside = read(params)
+    if limits is None or layout is None or beside is None or beside.backend is not known.backend:
+        return None
+    thresholds = beside.followed(layout, clipping.order, (limits[0], limits[1]))
+    found = None if thresholds is None else known.clipped_several(layout, thresholds, clipping.order)
+    return None if found is None else (found[0], known.left(layout, found[1]))
+
+
+def clip_adaptively_by_scopes(
+    flat: FlatTree, params: Sequence[Any], both: tuple[Any, Any], clipping: Clipping, scopes: Sequence[Scope]
+) -> tuple[list[Any], Any]:
+    """Do the same, given the scope of each leaf's units."""
     warn_of_parameters(flat.leaves)
     check_shapes(flat.leaves, params, partial(names_of, flat))
     backend = find([*flat.leaves, *params], lambda: with_parameters(names_of(flat)), *both)

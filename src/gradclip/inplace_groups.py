@@ -22,7 +22,7 @@ from gradclip.core.each_norm import EachNorm
 from gradclip.core.holders import Holders
 from gradclip.core.layouts import Groups
 from gradclip.core.nonfinite import Nonfinite
-from gradclip.core.norms import Norm, Order, of_all
+from gradclip.core.norms import Norm, Order, of_all, of_numbers
 from gradclip.core.pipeline import decide, decide_jointly, seen
 from gradclip.core.protocols import Backend
 from gradclip.core.records import Seen
@@ -63,9 +63,11 @@ def clip_ordinary(params: ParameterList, max_norm: object, settings: tuple[Ord |
         every = [part for part, owner in zip(every, params.parameters, strict=True) if owner.grad is not None]
     if limits is None or len(every) != len(given.leaves):
         return None
-    if isinstance(given, ordinary.Ordinary):
-        return given.clip_parts_(every, limits, order)
-    return given.clip_parts_(every, limits, order, policy)
+    if not isinstance(given, ordinary.Ordinary):
+        return given.clip_parts_(every, limits, order, policy)
+    layout = Groups.of_numbers(every, len(parts))
+    norms = given.clip_several_(layout, np.array(limits, float), order)
+    return None if norms is None else given.scalar(of_numbers(norms.tolist(), order))
 
 
 def clip_by_parts(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from gradclip import ordinary
 from gradclip.arguments import in_place, is_single_threshold
+from gradclip.at_once import clip_at_once, numbers
 from gradclip.core.decision import Clipping
+from gradclip.core.layouts import Groups
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
 from gradclip.core.rules import CLIP
@@ -68,7 +71,7 @@ def clip_grad_layer_norm_(
     """
     if process_group is None and mesh is None and where is None and integers == "keep":
         parameters = reusable(parameters)
-        norms = _clip_on_device(parameters, max_norm, ord, nonfinite)
+        norms = clip_at_once(parameters, (ord, nonfinite), _layers, partial(numbers, parameters, max_norm))
         if norms is not None:
             return norms
     call = Call.of("clip_grad_layer_norm_", parameters, process_group, mesh, where, integers)
@@ -83,23 +86,5 @@ def clip_grad_layer_norm_(
         return layers.arranged(clip_parts(taken, layers.groups, Each(layers.thresholds), clipping, holders))
 
 
-def _clip_on_device(parameters: Parameters, max_norm: Thresholds, ord: Ord, nonfinite: Policy) -> list[Any] | None:
-    """Clip gradients that kernels on their device read. None if that is not possible."""
-    if not isinstance(parameters, list | tuple):
-        return None
-    given = ordinary.gradients_on_device(parameters)
-    if given is None:
-        return None
-    order, policy = Order.parse(ord), Nonfinite.named(nonfinite)
-    every = len(parameters) == len(given.leaves)
-    threshold: Any
-    if isinstance(max_norm, list | tuple):
-        threshold = ordinary.known_thresholds(max_norm) if every and len(max_norm) == len(parameters) else None
-    else:
-        known = ordinary.known_threshold(max_norm)
-        threshold = given.threshold(max_norm) if known is None else known
-    norms = None if threshold is None else given.clip_each_(threshold, order, policy)
-    if norms is None or every:
-        return None if norms is None else list(norms)
-    found = iter(norms)
-    return [None if parameter.grad is None else next(found) for parameter in parameters]
+def _layers(leaves: Sequence[Any]) -> Groups:
+    return Groups.each_alone(len(leaves))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from gradclip.arguments import in_place, is_single_threshold
+from gradclip.at_once import clip_at_once, following, numbers
 from gradclip.backends import any_distributed, norms_like, shards_like, whole_scalar
 from gradclip.backends.registry import find
 from gradclip.core.arrays import Arrays
@@ -21,6 +23,7 @@ from gradclip.functional import adaptive_of
 from gradclip.gradients import Taken
 from gradclip.inplace_parts import Call, Layerwise, clip_parts
 from gradclip.leaves import counted
+from gradclip.parameters import reusable
 from gradclip.tree import flatten
 from gradclip.typing import (
     Integers,
@@ -36,6 +39,7 @@ from gradclip.typing import (
 )
 from gradclip.unit_axes import (
     check_shapes,
+    rows_of,
     scopes_of_leaves,
     thresholds_of_leaves,
     weights_of,
@@ -90,6 +94,12 @@ def clip_grad_unit_norm_(
     ([5.0, 0.5], [[0.6, 0.3], [0.8, 0.4]])
 
     """
+    if process_group is None and mesh is None and where is None and integers == "keep":
+        parameters = reusable(parameters)
+        thresholds = partial(numbers, parameters, max_norm)
+        found = clip_at_once(parameters, (ord, nonfinite), partial(rows_of, unit_axis=unit_axis), thresholds)
+        if found is not None:
+            return found
     call = Call.of("clip_grad_unit_norm_", parameters, process_group, mesh, where, integers)
     with call.processes.preparing():
         clipping = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
@@ -155,6 +165,12 @@ def adaptive_grad_clip_(
     ([5.0, 0.5], [[0.6, 0.3], [0.8, 0.4]])
 
     """
+    if process_group is None and mesh is None and where is None and integers == "keep":
+        parameters = reusable(parameters)
+        thresholds = partial(following, parameters, weights, (clipping, eps))
+        found = clip_at_once(parameters, (ord, nonfinite), partial(rows_of, unit_axis=unit_axis), thresholds)
+        if found is not None:
+            return found
     call = Call.of("adaptive_grad_clip_", parameters, process_group, mesh, where, integers)
     with call.processes.preparing():
         asked = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)

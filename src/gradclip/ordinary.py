@@ -15,6 +15,7 @@ import optree
 
 from gradclip.arguments import check_threshold, of_each
 from gradclip.backends import among_several, gpu_switch
+from gradclip.backends.host.laid import Settled, laid
 from gradclip.backends.host.protocol import HostBackend
 from gradclip.backends.on_device import OnDevice
 from gradclip.backends.registry import framework_of
@@ -22,13 +23,19 @@ from gradclip.backends.sums import ENOUGH, kernels_norm_error
 from gradclip.core.arrays import Arrays
 from gradclip.core.coefficient import KEPT, of_number
 from gradclip.core.formats import FLOAT64
-from gradclip.core.norms import Order, norm_dtype, of_numbers
+from gradclip.core.layouts import Rows, Several
+from gradclip.core.norms import Norm, Order, norm_dtype
+from gradclip.core.several import left_norms
+from gradclip.core.units import thresholds_of_vector
+from gradclip.core.values import shape_of
 
 if TYPE_CHECKING:
     from gradclip.backends.framework import Framework
     from gradclip.native._kernels import Arrays as KernelArrays
 
 _LARGEST_NORM = 2.0**127  # fits a float32 scalar
+
+NO_LIMIT = np.array([math.inf])
 
 
 class Ordinary(NamedTuple):
@@ -44,6 +51,10 @@ class Ordinary(NamedTuple):
     def arrays(self) -> Arrays:
         """Return the same as the `Arrays` that the pipeline takes."""
         return self.backend.arrays_of(self.leaves, self.kernels)
+
+    def scalar(self, norm: float) -> Any:
+        """Return a norm as a scalar of the framework."""
+        return self.backend.number(norm, kind_of(tuple(self.kernels.dtypes)).dtype_of_norm)
 
     def norm(self, order: Order) -> Any:
         """Return the norm of all arrays as a scalar of their framework."""
@@ -64,33 +75,71 @@ class Ordinary(NamedTuple):
             self.backend.wrote(self.leaves)
         return self.backend.number(found[0], found[2])
 
-    def clip_parts_(self, part_of: Sequence[int], max_norms: Sequence[float], order: Order) -> Any:
-        """Clip parts of the arrays in place, each by its own norm; return the norm of all as such a scalar.
-
-        `part_of` is the number of each array's part.
-        """
-        kernels, threads, halves = self.kernels, self.backend.threads(), kind_of(tuple(self.kernels.dtypes))
-        if halves.any_complex or order.p not in (1, 2):
+    def clip_several_(self, layout: Several, max_norms: np.ndarray, order: Order) -> np.ndarray | None:
+        """Clip the arrays in place by the norms of a layout; return these. One threshold, or one for each norm."""
+        found = self.settled(layout, max_norms, order)
+        if found is None:
             return None
-        sums = kernels.group_sums(part_of, len(max_norms), order.p, halves.only_halves, threads)
-        counts = [0] * len(max_norms)
-        for part, count in zip(part_of, kernels.counts, strict=True):
-            counts[part] += count
-        found = []
-        for total, count, max_norm in zip(sums, counts, max_norms, strict=True):
-            norm = math.sqrt(total) if order.p == 2 else total
-            settled = total > halves.enough and norm < _LARGEST_NORM
-            error = kernels_norm_error(count, order.p, halves.only_halves)
-            factors = of_number(norm, error, max_norm) if settled else None
-            if factors is None:
+        if not found.all_kept:
+            found.parts.scale(found.table)
+            parts = layout.parts_of(found.table[0] == 0)
+            each = (self.leaves[index] for number in parts for index in layout.part(number).indices)
+            self.backend.wrote(self.leaves if len(parts) == layout.number else list(each))
+        return found.norms
+
+    def clipped_several(
+        self, layout: Several, max_norms: np.ndarray, order: Order
+    ) -> tuple[list[Any], np.ndarray] | None:
+        """Return new arrays, clipped likewise, and the norms."""
+        if not self.kernels.in_order:
+            return None
+        if isinstance(layout, Rows):  # the kernels scale them only in place
+            copies = self.backend.copied(self.arrays())
+            found = self.settled(layout, max_norms, order, copies)
+            if found is None:
                 return None
-            found.append((norm, factors))
-        keep = [factors is KEPT for _, factors in found]
-        if not all(keep):
-            each = [[factors[pair][place] for _, factors in found] for pair in (0, 1) for place in (0, 1)]
-            kernels.scale_groups(kernels, part_of, keep, each, threads)
-            self.backend.wrote([leaf for leaf, part in zip(self.leaves, part_of, strict=True) if not keep[part]])
-        return self.backend.number(of_numbers([norm for norm, _ in found], order), halves.dtype_of_norm)
+            if not found.all_kept:
+                found.parts.scale(found.table)
+            return self.backend.leave_all(copies.sources, self.leaves), found.norms
+        found = self.settled(layout, max_norms, order)
+        if found is None:
+            return None
+        results = self.backend.new_like(self.leaves, copied=found.all_kept)
+        places = None if found.all_kept else self.backend.known(results)
+        if places is not None:
+            found.parts.scale(found.table, places)
+        return (results, found.norms) if found.all_kept or places is not None else None
+
+    def settled(
+        self, layout: Several, max_norms: np.ndarray, order: Order, arrays: Arrays | None = None
+    ) -> Settled | None:
+        """Return the norms of a layout, and what happens to these arrays, or to copies of them."""
+        if order.p not in (1, 2) or kind_of(tuple(self.kernels.dtypes)).any_complex:
+            return None
+        parts = laid(arrays or self.arrays(), layout, self.backend.threads())
+        return None if parts is None or parts.beyond else parts.settle(order.p, max_norms)
+
+    def following(self, weights: Sequence[Any], layout: Rows, order: Order, both: tuple[float, float]) -> Any:
+        """Return the thresholds of `Adaptive` from the norms of weights of the same shapes; None if not settled."""
+        try:
+            prepared = list(map(self.backend.prepare, weights))
+        except TypeError:
+            return None
+        kernels = self.backend.known(prepared)
+        return kernels and Ordinary(self.backend, kernels, prepared).followed(layout, order, both)
+
+    def followed(self, layout: Rows, order: Order, both: tuple[float, float]) -> np.ndarray | None:
+        """Return the thresholds that follow the norms of these arrays, which must have the shapes of the layout."""
+        found = self.settled(layout, NO_LIMIT, order) if tuple(map(shape_of, self.leaves)) == layout.shapes else None
+        if found is None:
+            return None
+        errors = found.parts.errors(order.p)
+        error = errors[0] if len(set(errors)) == 1 else layout.each(errors)
+        return thresholds_of_vector(found.norms, error, *both)
+
+    def left(self, layout: Several, norms: np.ndarray) -> list[Any]:
+        """Return the norms of each part as scalars or arrays of the framework."""
+        return left_norms(self.backend, layout, Norm(norms, None, 0.0, 0.0), self.arrays(), self.leaves)
 
     def clipped(self, max_norm: float, order: Order) -> tuple[list[Any], list[Any]] | None:
         """Return new arrays, clipped, and a list of their norm as a scalar of their framework."""

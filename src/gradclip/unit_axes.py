@@ -2,11 +2,12 @@
 
 import operator
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from gradclip.arguments import is_array, is_single_threshold
 from gradclip.backends.registry import entries_of, entry_of, known, load
+from gradclip.core.layouts import Rows
 from gradclip.core.scopes import Scope, units_along, units_of_layer
 from gradclip.core.values import shape_of
 from gradclip.leaves import counted, first_sparse, is_integer
@@ -39,6 +40,27 @@ def scopes_of_leaves(leaves: Sequence[Any], names: Callable[[], Sequence[str]], 
         return [units_of_layer(shape, first=first) for shape, first in zip(shapes, firsts, strict=True)]
     axes = _axes(unit_axis, "unit_axis", "Pass unit_axis=0 for rows, or unit_axis=-1 for columns.")
     return [_along(axes, shape, name) for shape, name in zip(shapes, names(), strict=True)]
+
+
+def rows_of(leaves: Sequence[Any], unit_axis: UnitAxis) -> Rows | None:
+    """Return the layout of the units of dense leaves of one framework; None for an axis that is wrong or a list."""
+    axes = unit_axis if isinstance(unit_axis, tuple) else (unit_axis,)
+    if unit_axis is not None and {*map(type, axes)} != {int}:
+        return None
+    entry = entry_of(leaves[0])
+    try:
+        return _rows(tuple(map(shape_of, leaves)), unit_axis, first=entry is not None and entry.outputs_first)
+    except ValueError:
+        return None
+
+
+# Cached: gradients have the same shapes at each step.
+@lru_cache(maxsize=16)
+def _rows(shapes: Sequence[tuple[int, ...]], unit_axis: UnitAxis, *, first: bool) -> Rows:
+    if unit_axis is None:
+        return Rows([units_of_layer(shape, first=first) for shape in shapes], shapes)
+    axes = _axes(unit_axis, "unit_axis", "")
+    return Rows([_along(axes, shape, "") for shape in shapes], shapes)
 
 
 def scopes_beside(

@@ -9,15 +9,15 @@ import pytest
 
 from fresh_process import run
 from gradclip.native import describe_buffers, kernels
-from host_arrays import BEST, DTYPES, VARIANTS, HostArray, host_array, number, random_array
+from host_arrays import DTYPES, IN_USE, VARIANTS, HostArray, host_array, number, random_array
 
 BLOCK = 2048
 
 
 @pytest.fixture(autouse=True)
-def best_variant():
+def variant_in_use():
     yield
-    kernels.use_variant(BEST)
+    kernels.use_variant(IN_USE)
 
 
 def exact_sum(arrays, p, threads):

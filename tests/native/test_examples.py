@@ -8,13 +8,13 @@ import pytest
 import gradclip
 from gradclip.backends.host.backend import HOST
 from gradclip.native import kernels
-from host_arrays import BEST, DTYPES, VARIANTS, host_array, number, random_array
+from host_arrays import DTYPES, IN_USE, VARIANTS, host_array, number, random_array
 
 
 @pytest.fixture(autouse=True)
-def best_variant():
+def variant_in_use():
     yield
-    kernels.use_variant(BEST)
+    kernels.use_variant(IN_USE)
 
 
 def batch_of(dtype, examples, shapes, seed=0):

@@ -7,7 +7,7 @@ import pytest
 
 from exact_matrices import check_gram_squares
 from gradclip.native import describe_buffers, kernels
-from host_arrays import BEST, VARIANTS, host_array, number
+from host_arrays import IN_USE, VARIANTS, host_array, number
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 # N, T, rows, columns: one term; less and more than a tile; more columns than are multiplied at once.
@@ -15,9 +15,9 @@ SHAPES = ((3, 1, 5, 7), (2, 2, 1, 3), (2, 13, 4, 17), (1, 20, 150, 3))
 
 
 @pytest.fixture(autouse=True)
-def best_variant():
+def variant_in_use():
     yield
-    kernels.use_variant(BEST)
+    kernels.use_variant(IN_USE)
 
 
 def known(x):
@@ -64,7 +64,7 @@ def test_the_proven_bound_holds(variant, dtypes):
 def test_no_number_of_a_narrower_format_leaves_the_range(scale):
     for shape in SHAPES:
         (left, x), (right, y) = sides(shape, scale=scale)
-        check(left, right, x, y, BEST)
+        check(left, right, x, y, IN_USE)
 
 
 # Strips of 192 terms, and blocks of 128 columns.

@@ -17,8 +17,8 @@ from gradclip.core.records import Coefficient, Factors
 from gradclip.core.scopes import TREE
 from gradclip.native import describe_buffers, kernels
 from host_arrays import (
-    BEST,
     DTYPES,
+    IN_USE,
     VARIANTS,
     host_array,
     known,
@@ -39,9 +39,9 @@ SIZES = (0, 1, 2, 15, 16, 17, 1023, 1025, 65535, 65536, 65537, 3 * 65536 + 5)
 
 
 @pytest.fixture(autouse=True)
-def best_variant():
+def variant_in_use():
     yield
-    kernels.use_variant(BEST)
+    kernels.use_variant(IN_USE)
 
 
 def factors(first, second=1.0):

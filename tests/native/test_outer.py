@@ -8,7 +8,7 @@ import pytest
 
 from exact_matrices import check_outer_sums
 from gradclip.native import describe_buffers, kernels
-from host_arrays import BEST, VARIANTS, host_array, number
+from host_arrays import IN_USE, VARIANTS, host_array, number
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 # Blocks, K, rows, columns: single rows and columns, edges of tiles, few columns, whole tiles.
@@ -16,9 +16,9 @@ SHAPES = ((1, 3, 1, 1), (2, 5, 13, 17), (1, 4, 30, 3), (1, 2, 2, 40), (3, 6, 24,
 
 
 @pytest.fixture(autouse=True)
-def best_variant():
+def variant_in_use():
     yield
-    kernels.use_variant(BEST)
+    kernels.use_variant(IN_USE)
 
 
 def known(x):

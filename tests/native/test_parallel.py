@@ -22,11 +22,11 @@ def described(*arrays):
 @pytest.mark.parametrize("group_of", [[0, 0, 2], [0, 1], [0, 1, 1, 0], [2**40, 0, 0]])
 def test_a_group_that_does_not_exist_is_an_error_in_any_thread(group_of):
     x = [np.ones(WORTH_FOUR_THREADS, np.float32) for _ in range(3)]
-    factors = [[0.5, 0.5], [1.0, 1.0], [0.5, 0.5], [1.0, 1.0]]
+    table = np.array([[0.0, 0.0], [0.5, 0.5], [1.0, 1.0], [0.5, 0.5], [1.0, 1.0]])
     with pytest.raises(ValueError, match="each array must have a group below 2"):
         described(*x).group_sums(group_of, 2, 2.0, False, 4)
     with pytest.raises(ValueError, match="each array must have a group below 2"):
-        described(*x).scale_groups(described(*x), group_of, [False, False], factors, 4)
+        described(*x).scale_groups(described(*x), group_of, described(table), 2, 4)
     assert all((leaf == 1.0).all() for leaf in x)
 
 

@@ -14,7 +14,7 @@ LAYERS = [
     {"distributed", "files", "monitor", "ordinary", "parameter_choice", "refused", "search", "unit_axes"},
     {"differentiable", "gradients", "group_thresholds", "inplace_choice"},
     {"inplace_groups", "one_norm"},
-    {"functional", "inplace", "inplace_given", "inplace_parts", "norm_at_most", "per_example"},
+    {"at_once", "functional", "inplace", "inplace_given", "inplace_parts", "norm_at_most", "per_example"},
     {
         "audit",
         "checks",

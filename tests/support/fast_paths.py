@@ -16,7 +16,7 @@ def without(module, doors, function, *args, **kwargs):
 
 def in_full(function, *args, **kwargs):
     """Yield what a function returns when one look settles no norm, and when no arrays are taken as ordinary either."""
-    yield without(ordinary.Ordinary, ("norm", "clip_", "clipped"), function, *args, **kwargs)
+    yield without(ordinary.Ordinary, ("norm", "clip_", "clipped", "settled"), function, *args, **kwargs)
     with mock.patch.object(functional, "read", return_value=None):
         yield without(ordinary, ["gradients"], function, *args, **kwargs)
 

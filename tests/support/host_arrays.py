@@ -4,11 +4,11 @@ import numpy as np
 
 from gradclip.backends.host.arrays import HostArray, HostArrays, narrowed
 from gradclip.core.formats import BFLOAT16
-from gradclip.native import Described, describe_buffers, kernels
+from gradclip.native import Described, describe_buffers, kernels, native_status
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "complex64", "complex128")
 VARIANTS = tuple(kernels.variants())
-BEST = VARIANTS[-1]
+IN_USE = native_status().variant
 
 
 def host_array(values, dtype):

@@ -56,6 +56,14 @@ class Groups:
         """Return so many groups of one array each."""
         return cls([(index,) for index in range(count)], alone=True)
 
+    @classmethod
+    def of_numbers(cls, numbers: Sequence[int], count: int) -> "Groups":
+        """Return so many groups, given the number of the group of each array."""
+        groups: list[list[int]] = [[] for _ in range(count)]
+        for index, number in enumerate(numbers):
+            groups[number].append(index)
+        return cls(groups)
+
     @property
     def number(self) -> int:
         """The number of parts."""
@@ -116,6 +124,11 @@ class Rows:
     def units(self) -> list[Units]:
         """The units of each array."""
         return list(map(units_of, self.scopes, self.shapes))
+
+    @cached_property
+    def outputs_first(self) -> bool:
+        """Whether the own axes of all arrays are the first ones."""
+        return all(units.own == tuple(range(len(units.own))) for units in self.units)
 
     @cached_property
     def array_of(self) -> np.ndarray:

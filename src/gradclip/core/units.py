@@ -15,13 +15,18 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+
 from gradclip.core.arrays import Arrays
 from gradclip.core.derivative import At, ClipRule
+from gradclip.core.formats import FLOAT64
 from gradclip.core.nonfinite import PROPAGATE
 from gradclip.core.norms import Norm, Order
 from gradclip.core.protocols import Backend
 from gradclip.core.scopes import Scope
 from gradclip.core.values import Array
+
+_COARSE = FLOAT64.tiny * 2.0**22
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,16 @@ def _lowered(backend: Backend, norm: Norm, clipping: Array, eps: Array) -> Array
     product = xp.where((clipping == 0) & (base == math.inf), 0.0, product)  # not NaN
     threshold = xp.where(product < coarse, 0.0, xp.clip(product, 0.0, largest))
     return xp.where(clipping == math.inf, math.inf, threshold)
+
+
+def thresholds_of_vector(norms: np.ndarray, error: Any, clipping: float, eps: float) -> np.ndarray | None:
+    """Return the thresholds for norms below 2**127, each with its error, in float64 arithmetic.
+
+    None for settings that are so small or large that a threshold could leave its usual range.
+    """
+    if not (eps * min(clipping, 1.0) > 2 * _COARSE and max(eps, 2.0**127) * max(clipping, 1.0) < 2.0**1000):
+        return None
+    return np.maximum(norms * (1.0 - error), eps) * clipping * (1.0 - 16.0 * FLOAT64.roundoff)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from gradclip.core.norms import EUCLIDEAN
 from gradclip.core.rules import CLIP
 from gradclip.core.values import elements_of
 from gradclip.flush_mode import with_subnormals
-from gradclip.functional import clip_units
+from gradclip.functional import clip_by_scopes
 from gradclip.integrations import needed_for
 from gradclip.leaves import without_integers
 from gradclip.tree import flatten
@@ -89,7 +89,7 @@ def clip_by_norm(
     clipping = Clipping(None, EUCLIDEAN, PROPAGATE, CLIP)
     dense = flatten(flat.leaves)  # of `tf.IndexedSlices`, `axes` are those of the values
     scopes = scopes_beside(dense, shared, "axes", ["t"])
-    return flat.rebuild(clip_units(dense, [clip_norm], clipping, scopes)[0])
+    return flat.rebuild(clip_by_scopes(dense, [clip_norm], clipping, scopes)[0])
 
 
 def clip_by_value(

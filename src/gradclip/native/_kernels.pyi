@@ -23,14 +23,30 @@ class Arrays:
         self, group_of: Sequence[int], groups: int, p: float, in_float: bool, threads: int
     ) -> list[float]: ...
     def sums_of_each(self, p: float, in_float: bool, threads: int) -> list[float]: ...
-    def scale_groups(
+    def scale_groups(self, to: Arrays, group_of: Sequence[int], table: Arrays, groups: int, threads: int) -> None: ...
+    def settle_groups(
         self,
-        to: Arrays,
         group_of: Sequence[int],
-        keep: Sequence[bool],
-        factors: Sequence[Sequence[float]],
+        p: float,
+        in_float: bool,
+        enough: float,
+        errors: Sequence[float],
+        limits: Arrays,
+        norms: Arrays,
+        table: Arrays,
         threads: int,
-    ) -> None: ...
+    ) -> int: ...
+    def settle_rows(
+        self,
+        counts: Sequence[int],
+        p: float,
+        enough: float,
+        errors: Sequence[float],
+        limits: Arrays,
+        norms: Arrays,
+        table: Arrays,
+        threads: int,
+    ) -> int: ...
     def sum_rows(self, counts: Sequence[int], p: float, sums: Arrays, threads: int) -> None: ...
     def scale_rows(self, counts: Sequence[int], table: Arrays, threads: int) -> None: ...
     def fill_zero(self, threads: int) -> None: ...

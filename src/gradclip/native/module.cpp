@@ -22,6 +22,7 @@
 #include "gram.hpp"
 #include "outer.hpp"
 #include "rows.hpp"
+#include "settle.hpp"
 #include "xla.hpp"
 
 namespace nb = nanobind;
@@ -156,16 +157,37 @@ NB_MODULE(_kernels, m) {
           "p"_a, "in_float"_a, "threads"_a, unlocked)
       .def(
           "scale_groups",
-          [](const Arrays& self, const Arrays& to, const std::vector<std::size_t>& group_of,
-             const std::vector<bool>& keep, const std::array<std::vector<double>, 4>& factors, int threads) {
+          [](const Arrays& self, const Arrays& to, const std::vector<std::size_t>& group_of, const Arrays& table,
+             std::size_t groups, int threads) {
+            const double* numbers = numbers_in(table);
             std::vector<Arrays::Scaling> scalings;
-            for (std::size_t i = 0; i < keep.size(); ++i) {
-              const Factors wide = {factors[0].at(i), factors[1].at(i)}, narrow = {factors[2].at(i), factors[3].at(i)};
-              scalings.push_back({keep[i], wide, narrow});
+            for (std::size_t i = 0; i < groups; ++i) {
+              const auto line = [=](std::size_t number) { return numbers[number * groups + i]; };
+              scalings.push_back({line(0) != 0.0, {line(1), line(2)}, {line(3), line(4)}});
             }
             self.scale_groups(to, group_of, scalings, threads);
           },
-          "to"_a, "group_of"_a, "keep"_a, "factors"_a, "threads"_a, unlocked)
+          "to"_a, "group_of"_a, "table"_a, "groups"_a, "threads"_a, unlocked)
+      .def(
+          "settle_groups",
+          [](const Arrays& self, const std::vector<std::size_t>& group_of, double p, bool in_float, double enough,
+             const std::vector<double>& errors, const Arrays& limits, const Arrays& norms, const Arrays& table,
+             int threads) {
+            const Question asked{p, enough, errors, numbers_in(limits), limits.count() == 1};
+            return static_cast<int>(
+                settle_groups(self, group_of, asked, in_float, numbers_in(norms), numbers_in(table), threads));
+          },
+          "group_of"_a, "p"_a, "in_float"_a, "enough"_a, "errors"_a, "limits"_a, "norms"_a, "table"_a, "threads"_a,
+          unlocked)
+      .def(
+          "settle_rows",
+          [](const Arrays& self, const RowCounts& counts, double p, double enough, const std::vector<double>& errors,
+             const Arrays& limits, const Arrays& norms, const Arrays& table, int threads) {
+            const Question asked{p, enough, errors, numbers_in(limits), limits.count() == 1};
+            return static_cast<int>(
+                settle_rows(self, counts, asked, numbers_in(norms), numbers_in(table), threads));
+          },
+          "counts"_a, "p"_a, "enough"_a, "errors"_a, "limits"_a, "norms"_a, "table"_a, "threads"_a, unlocked)
       .def(
           "sum_rows",
           [](const Arrays& self, const RowCounts& counts, double p, const Arrays& sums, int threads) {

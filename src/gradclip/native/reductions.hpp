@@ -132,11 +132,14 @@ constexpr int64_t kInner = 64 * kLanes;
 constexpr int64_t kMiddle = 8 * kInner;
 static_assert(kChunk == 8 * kMiddle && kAdditions == 64 + 8 + (8 + 1) + 4);
 
-inline double sum_of_lanes(const Lanes<double>& lanes) {
-  double total[kLanes];
-  lanes.store(total);
-  // By halves, the same for every vector width.
-  for (int half = kLanes / 2; half > 0; half /= 2) {
+inline double sum_of_lanes(Lanes<double> lanes) {
+  // By halves, the same for every vector width: first whole vectors, then the numbers in the last one.
+  for (int half = Lanes<double>::kVectors / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) lanes.v[i] += lanes.v[i + half];
+  }
+  double total[Lanes<double>::kSize];
+  store_to(total, lanes.v[0]);
+  for (int half = Lanes<double>::kSize / 2; half > 0; half /= 2) {
     for (int lane = 0; lane < half; ++lane) total[lane] += total[lane + half];
   }
   return total[0];

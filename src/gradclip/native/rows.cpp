@@ -26,9 +26,11 @@ void for_each_row(const std::vector<Span>& spans, const RowCounts& counts, int t
   share_out(pieces, threads_worth(pieces, threads, kComputedByOne), order, [&](std::size_t i) {
     const Piece& piece = pieces[i];
     const Span& span = spans[piece.array];
-    const int64_t length = lengths[piece.array];
-    for (int64_t at = piece.offset; at < piece.offset + piece.count; at += length) {
-      work(firsts[piece.array] + at / length, Span{span.data + at * item_size(span.dtype), length, span.dtype});
+    const int64_t length = lengths[piece.array], bytes = length * item_size(span.dtype);
+    int64_t row = firsts[piece.array] + piece.offset / length;
+    std::byte* data = span.data + piece.offset * item_size(span.dtype);
+    for (int64_t left = piece.count / length; left > 0; --left, ++row, data += bytes) {
+      work(row, Span{data, length, span.dtype});
     }
   });
 }

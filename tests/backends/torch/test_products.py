@@ -126,6 +126,8 @@ def test_the_kernels_take_tensors_in_host_memory(monkeypatch):
     called = []
 
     class Kernels:
+        fuses = staticmethod(lambda: True)  # on processors where they do not, PyTorch's operations are faster
+
         def __getattr__(self, name):
             return lambda *args: called.append(name) or getattr(native_kernels, name)(*args)
 

@@ -6,7 +6,7 @@ units are rows; large arrays are not copied. Parts that the kernels cannot read 
 
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -22,11 +22,20 @@ from gradclip.native import describe_buffers
 if TYPE_CHECKING:
     from gradclip.native._kernels import Arrays as KernelArrays
 
+_ALL_KEPT = 1
 _COPIED = 1 << 16  # arrays up to this many elements are copied; the copy stays in cache
+
+_Memory = tuple["KernelArrays", "KernelArrays", "KernelArrays"]
+
+
+def _described(numbers: np.ndarray) -> "KernelArrays":
+    return describe_buffers([numbers]).kernels
 
 
 class Laid:
     """Arrays, some of whose norms the kernels compute in one call. `beyond`: the parts that they cannot read."""
+
+    count: int  # of norms
 
     def __init__(self, arrays: HostArrays, kernels: "KernelArrays", beyond: Sequence[int], threads: int) -> None:
         # Not the arrays themselves: they keep this object.
@@ -52,23 +61,39 @@ class Laid:
         """Return the sum of powers of each norm, NaN for those of parts `beyond`."""
         raise NotImplementedError
 
-    def error(self, order: Order) -> Any:
-        """Return a bound on the relative error of the norms: one for all, or one for each."""
+    def errors(self, p: float) -> list[float]:
+        """Return a bound on the relative error of the norms of each group, or of each array of rows."""
         raise NotImplementedError
 
-    def scale(self, keep: np.ndarray, factors: Sequence[Any], to: "KernelArrays | None" = None) -> None:
+    def error(self, order: Order) -> Any:
+        """Return the same: one number for all norms, or one for each."""
+        raise NotImplementedError
+
+    def scale(self, table: np.ndarray, to: "KernelArrays | None" = None) -> None:
         """Scale the arrays in place, or write all of them to `to`, the kernels' arrays.
 
-        `factors` are the two of wide formats, then the two of narrow formats: vectors, or a number for all.
+        `table` has a line that says which norms keep their elements, the two factors of wide formats, and the two of
+        narrow formats.
         """
+        raise NotImplementedError
+
+    def settle(self, p: float, max_norms: np.ndarray) -> "Settled | None":
+        """Return what one look decides, for one threshold or one for each norm; None if it leaves a norm open."""
+        norms, table = np.empty(self.count), np.empty((5, self.count))
+        memory = _described(max_norms), _described(norms), _described(table)
+        answer = self.ask(p, ENOUGH if FLOAT64 in self.formats else -1.0, memory)
+        return Settled(self, norms, table, answer == _ALL_KEPT) if answer else None
+
+    def ask(self, p: float, enough: float, memory: "_Memory") -> int:
+        """Have the kernels settle norms, given the memory of thresholds, norms and the table."""
         raise NotImplementedError
 
 
 class _Groups(Laid):
     def __init__(self, arrays: HostArrays, layout: Groups, threads: int) -> None:
         left_out = set(arrays.left_out)
-        self.number = layout.count
-        self.group_of: Sequence[int] = range(self.number)
+        self.count = layout.count
+        self.group_of: Sequence[int] = range(self.count)
         beyond: set[int] = set()
         if left_out or not layout.alone:
             number_of = layout.group_of()
@@ -77,54 +102,71 @@ class _Groups(Laid):
         super().__init__(arrays, arrays.kernels, sorted(beyond), threads)
 
     def sums(self, p: float) -> np.ndarray:
-        found = self.kernels.group_sums(self.group_of, self.number, p, self.only_halves, self.threads)
+        found = self.kernels.group_sums(self.group_of, self.count, p, self.only_halves, self.threads)
         sums = np.array(found, float)
         sums[self.beyond] = np.nan
         return sums
 
-    def error(self, order: Order) -> Any:
+    def errors(self, p: float) -> list[float]:
         counts, halves = self.kernels.counts, self.only_halves
         if not isinstance(self.group_of, range):
-            counts = np.bincount(self.group_of, counts, self.number).astype(np.int64).tolist()
-        errors = {count: kernels_norm_error(count, order.p, halves) for count in set(counts)}
-        return next(iter(errors.values())) if len(errors) == 1 else np.array([errors[count] for count in counts])
+            counts = np.bincount(self.group_of, counts, self.count).astype(np.int64).tolist()
+        return [kernels_norm_error(count, p, halves) for count in counts]
 
-    def scale(self, keep: np.ndarray, factors: Sequence[Any], to: "KernelArrays | None" = None) -> None:
-        each = [factor.tolist() if np.ndim(factor) else [float(factor)] * len(keep) for factor in factors]
-        self.kernels.scale_groups(to or self.kernels, self.group_of, keep.tolist(), each, self.threads)
+    def error(self, order: Order) -> Any:
+        errors = self.errors(order.p)
+        return errors[0] if len(set(errors)) == 1 else np.array(errors)
+
+    def scale(self, table: np.ndarray, to: "KernelArrays | None" = None) -> None:
+        self.kernels.scale_groups(to or self.kernels, self.group_of, _described(table), self.count, self.threads)
+
+    def ask(self, p: float, enough: float, memory: "_Memory") -> int:
+        of = self.errors(p)
+        return self.kernels.settle_groups(self.group_of, p, self.only_halves, enough, of, *memory, threads=self.threads)
 
 
 class _Rows(Laid):
     """`copies` has, for each copied array, the view that was copied and the copy. `chosen`: where known rows are."""
 
     def __init__(self, arrays: HostArrays, layout: Rows, threads: int) -> None:
-        self.layout = layout
+        self.layout, self.count = layout, layout.count
         kernels, known, self.copies = _as_rows(arrays, layout)
-        super().__init__(arrays, kernels, sorted(set(range(len(arrays))).difference(known)), threads)
+        beyond = sorted(set(range(len(arrays))).difference(known)) if len(known) < len(arrays) else ()
+        super().__init__(arrays, kernels, beyond, threads)
         self.known, self.counts = known, [layout.units[index].number for index in known]
         self.chosen: Any = np.flatnonzero(np.isin(layout.array_of, known)) if self.beyond else slice(None)
 
     def sums(self, p: float) -> np.ndarray:
         sums, of_known = np.full(self.layout.count, np.nan), np.empty(sum(self.counts))
-        self.kernels.sum_rows(self.counts, p, describe_buffers([of_known]).kernels, self.threads)
+        self.kernels.sum_rows(self.counts, p, _described(of_known), self.threads)
         sums[self.chosen] = of_known
         return sums
 
-    def error(self, order: Order) -> Any:
-        counts = [units.elements for units in self.layout.units]
-        errors = {count: examples_norm_error(count, order.p) for count in set(counts)}
-        return np.array([errors[count] for count in counts])[self.layout.array_of]
+    def errors(self, p: float) -> list[float]:
+        return [examples_norm_error(units.elements, p) for units in self.layout.units]
 
-    def scale(self, keep: np.ndarray, factors: Sequence[Any], to: "KernelArrays | None" = None) -> None:
-        table = np.ones((5, len(keep)))
-        for line, values in enumerate((keep, *factors)):
-            table[line] = values
-        lines = describe_buffers([np.ascontiguousarray(table[:, self.chosen])]).kernels
-        self.kernels.scale_rows(self.counts, lines, self.threads)
-        for number in self.layout.parts_of(~keep):
+    def error(self, order: Order) -> Any:
+        return np.array(self.errors(order.p))[self.layout.array_of]
+
+    def scale(self, table: np.ndarray, to: "KernelArrays | None" = None) -> None:
+        lines = np.ascontiguousarray(table[:, self.chosen])
+        self.kernels.scale_rows(self.counts, _described(lines), self.threads)
+        for number in self.layout.parts_of(table[0] == 0) if self.copies else ():
             if number in self.copies:
                 rows, copy = self.copies[number]
                 rows[...] = copy
+
+    def ask(self, p: float, enough: float, memory: "_Memory") -> int:
+        return self.kernels.settle_rows(self.counts, p, enough, self.errors(p), *memory, threads=self.threads)
+
+
+class Settled(NamedTuple):
+    """Norms, and the table by which `Laid.scale` scales their arrays."""
+
+    parts: Laid
+    norms: np.ndarray
+    table: np.ndarray
+    all_kept: bool
 
 
 def laid(arrays: Arrays, layout: Several, threads: int) -> Laid | None:
@@ -159,7 +201,7 @@ def scale_parts(
         of_part = viewed_arrays([arrays[index] for index in indices])
         scale_(of_part, entry(coefficient, layout, number), scope, threads)
     if at_once is not None and not keep.all():
-        at_once.scale(keep, factors_of(coefficient))
+        at_once.scale(table_of(keep, coefficient))
 
 
 def entry(coefficient: Coefficient, layout: Several, number: int) -> Coefficient:
@@ -172,6 +214,14 @@ def entry(coefficient: Coefficient, layout: Several, number: int) -> Coefficient
     return Coefficient(flags[0], flags[1], Factors(*wide[:2]), Factors(*narrow))
 
 
+def table_of(keep: np.ndarray, coefficient: Coefficient) -> np.ndarray:
+    """Return the table that `Laid.scale` reads."""
+    table = np.empty((5, len(keep)))
+    for line, values in zip(table, (keep, *factors_of(coefficient)), strict=True):
+        line[...] = values
+    return table
+
+
 def factors_of(coefficient: Coefficient) -> list[Any]:
     """Return the two factors of wide formats, then the two of narrow formats."""
     pairs = [(factors.first, factors.second) for factors in (coefficient.wide, coefficient.narrow)]
@@ -181,8 +231,7 @@ def factors_of(coefficient: Coefficient) -> list[Any]:
 def _as_rows(arrays: HostArrays, layout: Rows) -> tuple[Any, list[int], dict[int, tuple[np.ndarray, np.ndarray]]]:
     """Return the arrays whose units are rows to the kernels, their indices, and those that had to be copied."""
     numbers = list(range(len(arrays)))
-    first = all(units.own == tuple(range(len(units.own))) for units in layout.units)
-    if first and arrays.kernels and not arrays.left_out and arrays.kernels.in_order:
+    if layout.outputs_first and arrays.kernels and not arrays.left_out and arrays.kernels.in_order:
         return arrays.kernels, numbers, {}  # creating a view of each array would take long
     rows = [_rows(x, units.own) for x, units in zip(arrays, layout.units, strict=True)]
     numbers = [i for i in numbers if arrays[i].counted is None and _few_or_in_order(rows[i])]

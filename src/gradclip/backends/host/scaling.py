@@ -12,7 +12,7 @@ from gradclip import native
 from gradclip.backends.host import chunkwise
 from gradclip.backends.host.arrays import HostArray, HostArrays, OnlyFinite, known_to_buffers, split, viewed_arrays
 from gradclip.backends.host.in_host_memory import DTYPES, InHostMemory
-from gradclip.backends.host.laid import factors_of, forget_copies, laid, scale_parts
+from gradclip.backends.host.laid import forget_copies, laid, scale_parts, table_of
 from gradclip.backends.portable import Portable
 from gradclip.core.arrays import Arrays
 from gradclip.core.layouts import Groups, Layout, Rows, Several
@@ -75,7 +75,7 @@ class Scaling(InHostMemory, Portable):
         if groups is None:
             scale_known(known, targets, coefficient, self.threads())
         else:
-            groups.scale(coefficient.keep, factors_of(coefficient), targets)
+            groups.scale(table_of(coefficient.keep, coefficient), targets)
         return results
 
     def _filled_copies(self, arrays: Arrays) -> list[HostArray]:
@@ -85,7 +85,8 @@ class Scaling(InHostMemory, Portable):
         places = None if others else split(viewed_arrays(results))[0]
         if known and places and all(x.data.strides == y.data.strides for x, y in zip(arrays, results, strict=True)):
             # Use several threads: most of the time goes into new memory pages.
-            known.scale_groups(places, [0] * len(results), [True], [[1.0]] * 4, self.threads())
+            table = native.describe_buffers([np.ones((5, 1))]).kernels
+            known.scale_groups(places, [0] * len(results), table, 1, self.threads())
             return results
         for x, y in zip(arrays, results, strict=True):
             y.data[...] = x.data

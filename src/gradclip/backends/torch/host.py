@@ -196,7 +196,8 @@ class TorchHost(Host):
 
     def leave_vectors(self, values: Sequence[np.ndarray], dtype: str, leaves: Sequence[Any]) -> list[torch.Tensor]:
         # Split one tensor, as above.
-        together = torch.from_numpy(np.concatenate([value.reshape(-1) for value in values]).astype(dtype))
+        flat = [value.reshape(-1) for value in values]
+        together = torch.from_numpy((np.concatenate(flat) if len(flat) > 1 else flat[0]).astype(dtype))
         parts = zip(together.split([value.size for value in values]), values, strict=True)
         return [part if value.ndim == 1 else part.view(value.shape) for part, value in parts]
 
