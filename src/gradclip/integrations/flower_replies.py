@@ -1,13 +1,18 @@
 """Which replies of Flower's clients count in a round. No client ends a round, or has more than its share of it.
 
-**Left out**, as if the client had not replied: an error; records that are not one of arrays and one of metrics; a
-weight that is no number from 0 to 1e300; names of records or metrics that are not those of most replies. If clients
-must count alike, also a weight that is not that of most replies.
+**Left out**, as if the client had not replied: an error; records that are not one of metrics and, in training, one of
+arrays; a weight that is no number from 0 to 1e300; where the strategy needs it, no norm bit of 0 or 1; a metric that
+more than half of the replies have, missing or in another form.
+
+**Metrics** are averaged if more than half of the replies have them in one form: as a number within 1e300, or as a list
+of as many such numbers. All others, NaN too, are removed. So what half of the clients or fewer send does not leave out
+others, whoever replies first. Of two replies, the metrics count that both have.
+
+**Names of records** decide nothing. All replies get the most common ones, of equally common ones the first.
 
 **Shares.** A weight counts as at most 10 times the median of the weights above 0, of two the lower one. So honest
-clients of similar weights count, however large the weight is that another sends.
-
-Among two replies there is no majority: where their forms differ, the first counts.
+clients of similar weights count, however large the weight is that another sends. If clients must count alike, each
+weight above 0 counts as the median, and a reply of weight 0 is left out.
 
 **Arrays** are read without NumPy's reader: a header says what it wants. Nothing is allocated before the shape, the kind
 of the dtype and the number of bytes are known to be those of the array that was sent.
@@ -33,31 +38,34 @@ with needed_for("flower"):
 _LARGEST = 1e300
 _MOST = 10
 """How many times the median a weight may count."""
+_NUMBER = -1
+"""The form of a metric that is one number. That of a list is its length."""
 
 
 class RefusedError(ValueError):
     """Why a reply or an update does not count."""
 
 
-def counted(replies: Iterable[Message], weighted_by: str | None, *, alike: bool) -> tuple[list[Message], int]:
-    """Return the replies that count, with weights that are bounded, and how many were refused. Each is logged.
+def counted(
+    replies: Iterable[Message], weighted_by: str | None, *, task: str, bit: str | None = None, alike: bool = False
+) -> tuple[list[Message], int]:
+    """Return the replies that count, with metrics in one form, and how many were refused. Each is logged.
 
     Args:
-        replies: what clients answered. Weights above the bound are changed in them.
+        replies: what clients answered. Their metrics, and the names of their records, are changed.
         weighted_by: the name of the metric that is the weight; None if there is none.
+        task: "aggregate_train", or "aggregate_evaluate", for which replies need no arrays.
+        bit: the name of a metric that must be 0 or 1; None if there is none.
         alike: whether all weights must be equal, as Flower's accounting asks.
     """
-    answered = [reply for reply in replies if not (reply.has_error() and _left_out(reply, "it is an error"))]
-    formed = [(reply, _problem(reply, weighted_by) or _form(reply)) for reply in answered]
-    usual = _most_common(form for _, form in formed if not isinstance(form, str))
-    kept = []
-    for reply, form in formed:
-        if form == usual:
-            kept.append(reply)
-        else:
-            _left_out(reply, form if isinstance(form, str) else f"it has {_told(form)}, and most have {_told(usual)}")
+    kinds = ("array_records", "metric_records") if task == "aggregate_train" else ("metric_records",)
+    answered = [reply for reply in replies if not (reply.has_error() and _left_out(task, reply, "it is an error"))]
+    problems = [_problem(reply, kinds, weighted_by, bit) for reply in answered]
+    kept = [reply for reply, why in zip(answered, problems, strict=True) if not (why and _left_out(task, reply, why))]
+    kept = _of_usual_metrics(kept, task)
+    _name_alike(kept, kinds)
     if weighted_by is not None:
-        kept = _of_one_weight(kept, weighted_by) if alike else _of_bounded_weights(kept, weighted_by)
+        kept = _of_bounded_weights(kept, weighted_by, task, alike=alike)
     return kept, len(answered) - len(kept)
 
 
@@ -96,61 +104,84 @@ def _array_like(name: str, array: Array, old: np.ndarray) -> np.ndarray:
     return flat.reshape(shape, order="C" if header.layout == type(header.layout).c_order(shape) else "F")
 
 
-def _left_out(reply: Message, reason: str) -> bool:
-    log(WARNING, "aggregate_train: the reply of node %d is left out: %s.", reply.metadata.src_node_id, reason)
+def _left_out(task: str, reply: Message, reason: str) -> bool:
+    log(WARNING, "%s: the reply of node %d is left out: %s.", task, reply.metadata.src_node_id, reason)
     return True
 
 
-def _problem(reply: Message, weighted_by: str | None) -> str | None:
+def _problem(reply: Message, kinds: tuple[str, ...], weighted_by: str | None, bit: str | None) -> str | None:
     """Return what is wrong with a reply whatever the others are."""
-    arrays, metrics = len(reply.content.array_records), len(reply.content.metric_records)
-    if (arrays, metrics) != (1, 1):
-        return f"it has {arrays} ArrayRecords and {metrics} MetricRecords, not one of each"
+    numbers = {kind: len(getattr(reply.content, kind)) for kind in kinds}
+    if set(numbers.values()) != {1}:
+        return f"it must have one record of each kind, and has {numbers}"
+    metrics = metrics_of(reply)
     if weighted_by is not None:
-        weight = metrics_of(reply).get(weighted_by)
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= _LARGEST:
-            return f"its weight, {weighted_by!r}, must be a number from 0 to 1e300, got {shown(weight)}"
-    numbers = [y for x in metrics_of(reply).values() for y in (x if isinstance(x, list) else [x])]
-    return "it has a metric beyond 1e300" if any(isinstance(x, int) and abs(x) > _LARGEST for x in numbers) else None
+        weight: Any = metrics.get(weighted_by)
+        if _form(weight) != _NUMBER or weight < 0:
+            return f"its weight, {weighted_by!r}, must be a number from 0 to 1e300, got {_told(weight)}"
+    if bit is not None and metrics.get(bit) not in (0, 1):
+        return f"its {bit!r} must be 0 or 1, got {_told(metrics.get(bit))}. Have all clients use adaptiveclipping_mod"
+    return None
 
 
-def _form(reply: Message) -> tuple[Any, ...]:
-    """Return what must agree with the other replies, for a mean to be made of them."""
-    lengths = {name: len(x) if isinstance(x, list) else None for name, x in metrics_of(reply).items()}
-    return next(iter(reply.content.array_records)), next(iter(reply.content.metric_records)), frozenset(lengths.items())
+def _form(metric: Any) -> int | None:
+    """Return the length of a list of numbers, _NUMBER for one, None for what makes no mean."""
+    numbers = metric if isinstance(metric, list) else [metric]
+    if not all(isinstance(x, int | float) and not isinstance(x, bool) and abs(x) <= _LARGEST for x in numbers):
+        return None
+    return len(metric) if isinstance(metric, list) else _NUMBER
 
 
-def _told(form: Any) -> str:
-    arrays, metrics, names = form
-    return shown(f"{arrays!r}, and {metrics!r} with {sorted(name for name, _ in names)}")
+def _told(metric: Any) -> str:
+    if isinstance(metric, list):
+        return f"a list of {len(metric)}"
+    return "a number beyond 1e300" if isinstance(metric, int) and _form(metric) is None else shown(metric)
 
 
-def _most_common(found: Iterable[Any]) -> Any:
-    return next((one for one, _ in Counter(found).most_common(1)), None)
+def _of_usual_metrics(replies: list[Message], task: str) -> list[Message]:
+    """Return the replies that have all metrics that most have, without other metrics."""
+    forms = [{name: _form(x) for name, x in metrics_of(reply).items()} for reply in replies]
+    found = Counter(one for each in forms for one in each.items())
+    usual = {name: form for (name, form), n in found.items() if form is not None and 2 * n > len(replies)}
+    others = {name for name, _ in found} - set(usual)
+    if others:
+        told = "%s: no mean is made of metrics that most replies do not have as numbers in one form: %s."
+        log(WARNING, told, task, shown(", ".join(sorted(others))))
+    kept = []
+    for reply, own in zip(replies, forms, strict=True):
+        metrics = metrics_of(reply)
+        wrong = next((name for name, form in usual.items() if own.get(name) != form), None)
+        if wrong is not None:
+            value = _told(metrics.get(wrong, "missing"))
+            _left_out(task, reply, f"its metric {shown(wrong)} is {value}, unlike that of most")
+            continue
+        for name in others.intersection(own):
+            del metrics[name]
+        kept.append(reply)
+    return kept
 
 
-def _of_one_weight(replies: list[Message], key: str) -> list[Message]:
-    """Return replies without those whose weight is 0, or differs from that of half or more."""
-    replies = [one for one in replies if metrics_of(one)[key] > 0 or _left_out(one, "its weight is 0")]
-    weights = [float(metrics_of(reply)[key]) for reply in replies]
-    usual = _most_common(weights)
-    if 2 * weights.count(usual) < len(weights):
-        return replies
-    pairs = list(zip(replies, weights, strict=True))
-    why = f"its weight is not {usual:g}, that of most"
-    return [reply for reply, weight in pairs if not (weight != usual and _left_out(reply, why))]
+def _name_alike(replies: list[Message], kinds: tuple[str, ...]) -> None:
+    """Give the only records of each kind the names that are most common."""
+    names = [tuple(next(iter(getattr(reply.content, kind))) for kind in kinds) for reply in replies]
+    usual = next((one for one, _ in Counter(names).most_common(1)), ())
+    for reply, own in zip(replies, names, strict=True):
+        if own != usual:
+            reply.content.update(zip(usual, [reply.content.pop(name) for name in own], strict=True))
 
 
-def _of_bounded_weights(replies: list[Message], key: str) -> list[Message]:
-    """Lower weights that are too large. Return no replies if all weights are 0."""
-    above = [metrics_of(reply)[key] for reply in replies if metrics_of(reply)[key]]
-    if not above:
-        return [reply for reply in replies if not _left_out(reply, "all weights are 0")]
-    most = _MOST * median_low(map(float, above))
+def _of_bounded_weights(replies: list[Message], key: str, task: str, *, alike: bool) -> list[Message]:
+    """Bound the weights, or make them alike. Return no replies if all weights are 0."""
+    above = [float(metrics_of(reply)[key]) for reply in replies if metrics_of(reply)[key]]
+    if alike or not above:
+        replies = [one for one in replies if metrics_of(one)[key] or not _left_out(task, one, "its weight is 0")]
+    if not replies:
+        return []
+    usual = median_low(above)
+    least, most = (usual, usual) if alike else (0, _MOST * usual)
     for reply in replies:
         metrics, node = metrics_of(reply), reply.metadata.src_node_id
-        if metrics[key] > most:
-            told = "aggregate_train: the weight of node %d, %g, counts as %g, %d times the median."
-            log(WARNING, told, node, metrics[key], most, _MOST)
+        if not least <= metrics[key] <= most:
+            log(WARNING, "%s: the weight of node %d, %g, counts as %g.", task, node, metrics[key], most)
             metrics[key] = most
     return replies

@@ -38,7 +38,6 @@ with needed_for("flower"):
     from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
     from flwr.serverapp import Grid
     from flwr.serverapp import strategy as theirs
-    from flwr.serverapp.exception import AggregationError
     from flwr.serverapp.strategy.dp_fixed_clipping import validate_replies
     from flwr.supercore import log
     from flwr.supercore.differential_privacy import KEY_NORM_BIT
@@ -51,7 +50,8 @@ class _Private:
     """What all four wrappers do: remember what was sent, clip, and add noise.
 
     Attributes:
-        num_refused: how many replies were left out or counted as zero so far. Errors of clients are not among them.
+        num_refused: how many replies were left out or counted as zero so far, in training and evaluation. Errors of
+            clients are not among them.
     """
 
     num_refused = 0
@@ -70,15 +70,29 @@ class _Private:
         found: Iterable[Message] = super().configure_train(server_round, arrays, config, grid)  # type: ignore[misc]
         return found
 
-    def _counted(self, replies: Iterable[Message]) -> list[Message]:
-        """Return the replies that count. The noise is for as many."""
-        key = getattr(self.strategy, "weighted_by_key", None)
-        kept, refused = counted(replies, key, alike=getattr(self, "accountant", None) is not None)
-        self.num_refused += refused
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Aggregate what clients evaluated. A reply that makes no mean is left out, as in training."""
+        kept = self._left(replies, task="aggregate_evaluate")
+        found: MetricRecord | None = self.strategy.aggregate_evaluate(server_round, kept) if kept else None
+        return found
+
+    def _counted(self, replies: Iterable[Message], bit: str | None = None) -> list[Message]:
+        """Return the replies that count in training. The noise is for as many."""
+        alike = getattr(self, "accountant", None) is not None
+        kept = self._left(replies, task="aggregate_train", bit=bit, alike=alike)
         if kept:
             validate_replies(kept, self.num_sampled_clients)  # logs how many replied
-            self._note_replies(kept, key)
+            self._note_replies(kept)
         return kept
+
+    def _left(self, replies: Iterable[Message], **needs: Any) -> list[Message]:
+        kept, refused = counted(replies, self._weighted_by, **needs)
+        self.num_refused += refused
+        return kept
+
+    @property
+    def _weighted_by(self) -> str | None:
+        return getattr(self.strategy, "weighted_by_key", None)
 
     def _clip(self, replies: list[Message], max_norm: float) -> tuple[int, int]:
         """Clip the arrays of all replies. Return how many were clipped, and how many are finite."""
@@ -135,9 +149,9 @@ class _Private:
         moved = self.clipping_norm / clients + 2 * roundings / (1 - roundings) * longest
         return self.noise_multiplier * moved * (1 + 2.0**-50)
 
-    def _note_replies(self, replies: list[Message], key: str | None) -> None:
+    def _note_replies(self, replies: list[Message]) -> None:
         """Note how many replies are averaged. Warn if clients count so differently that the noise does not cover it."""
-        self._num_replies = len(replies)
+        self._num_replies, key = len(replies), self._weighted_by
         weights = [] if key is None else [float(metrics_of(reply)[key]) for reply in replies]
         if self.noise_multiplier and weights and max(weights) > min(weights):
             log(
@@ -230,25 +244,17 @@ class DifferentialPrivacyServerSideAdaptiveClipping(_Adaptive, theirs.Differenti
 class DifferentialPrivacyClientSideAdaptiveClipping(_Adaptive, theirs.DifferentialPrivacyClientSideAdaptiveClipping):
     """Sends the threshold to clients, which clip with `adaptiveclipping_mod`, and moves it by what they answer.
 
-    Arguments and methods are those of Flower's class of this name in `flwr.serverapp.strategy`.
-
-    Raises:
-        AggregationError: most replies do not say whether their update was clipped.
+    Arguments and methods are those of Flower's class of this name in `flwr.serverapp.strategy`. A reply that does not
+    say whether its update was clipped is left out.
     """
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Aggregated:
         """Aggregate what clients trained. A round without replies gives (None, None)."""
-        kept = self._counted(replies)
+        kept = self._counted(replies, KEY_NORM_BIT)
         if not kept:
             return None, None
-        bits = [metrics_of(reply).get(KEY_NORM_BIT) for reply in kept]
-        if None in bits:
-            raise AggregationError(
-                f"most replies have no {KEY_NORM_BIT!r} in their MetricRecord, which says whether the update was "
-                "clipped. Have all clients use adaptiveclipping_mod."
-            )
         self._clip(kept, math.inf)
-        return self._release(server_round, kept, sum(map(bool, bits)), len(kept))
+        return self._release(server_round, kept, sum(metrics_of(reply)[KEY_NORM_BIT] == 1 for reply in kept), len(kept))
 
 
 def _record(keys: Iterable[str], arrays: Iterable[Any]) -> ArrayRecord:
