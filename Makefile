@@ -58,8 +58,9 @@ trainers: $(TRAINERS)/ready  ## Run short trainings by Lightning, Hugging Face, 
 check: lint $(VENV)/ready  ## Check style, types and layers, and run the tests of changed files, in two minutes
 	$(BIN)/python -m pytest -q -m "quick and not gpu" $$($(BIN)/python scripts/changed_tests.py)
 
-attack: $(VENV)/ready  ## Test random cases for half an hour; MINUTES=5 for a short run
-	$(BIN)/python tests/attack/run.py --minutes $(MINUTES)
+attack: $(VENV)/ready $(TRAINERS)/ready  ## Test random cases for half an hour; MINUTES=5 for a short run
+	$(TRAINERS)/bin/python tests/attack/run.py --minutes $$(awk 'BEGIN { print $(MINUTES) / 20 }') || failed=1; \
+	$(BIN)/python tests/attack/run.py --minutes $(MINUTES) || failed=1; exit $${failed:-0}
 
 lint: .venv-lint/ready  ## Check style and types
 	.venv-lint/bin/ruff check .

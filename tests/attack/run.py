@@ -1,9 +1,12 @@
 """Attack gradclip with random cases for as long as is wished, and print how to repeat each that finds something.
 
 python tests/attack/run.py --minutes 30 [--seed N] [--only trees [--number K]]
+
+In the environment of the trainers, which has Flower, this runs the attacks that need it, and no others.
 """
 
 import argparse
+import importlib.util
 import os
 import sys
 import time
@@ -20,7 +23,7 @@ REPORTS = 60
 
 def prepare():
     """Let modules be found as pytest finds them, and JAX have eight devices."""
-    sys.path[:0] = [str(TESTS / name) for name in (".", "support", "exact", "distributed")]
+    sys.path[:0] = [str(TESTS / name) for name in (".", "support", "exact", "distributed", "trainers")]
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
     os.environ["JAX_PLATFORMS"] = "cpu"
     warnings.simplefilter("error")
@@ -28,6 +31,10 @@ def prepare():
 
 def attacks():
     """Return the attacks by name: each draws one case from a generator of random numbers, and checks it."""
+    if importlib.util.find_spec("flwr"):
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of what Flower imports
+            from attack import clients
+        return {"clients": clients.attack}
     from attack import (
         adaptive,
         at_step,

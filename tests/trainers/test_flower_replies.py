@@ -20,8 +20,7 @@ from hostile import (
     unmoved,
     with_metric,
 )
-from test_flower_rounds import Accountant
-from wrapped import ADAPTIVE, FIXED, OLD, SERVER, every_wrapper, mods, moved, wrapper
+from wrapped import ADAPTIVE, FIXED, OLD, SERVER, Accountant, every_wrapper, mods, moved, wrapper
 
 STEP, CLIENTS = 0.25, 4
 two_wrappers = pytest.mark.parametrize("name", [FIXED[0], ADAPTIVE[1]])

@@ -7,7 +7,6 @@ import pytest
 from flwr.app import ConfigRecord
 from flwr.serverapp import strategy as theirs
 from flwr.supercore.differential_privacy import KEY_NORM_BIT
-from flwr.supercore.privacy_accounting import NeighboringRelation, PrivacyConfig, PrivacySpent, SamplingMethod
 
 import gradclip
 from federation import InProcess, arrays_of, record
@@ -18,6 +17,7 @@ from wrapped import (
     OLD,
     OURS,
     THEIRS,
+    Accountant,
     average,
     every_wrapper,
     federation,
@@ -117,28 +117,6 @@ def round_of(name, weights, *, noise=2.0, clients=4):
 def test_noise_is_for_the_clients_that_replied(name, replies):
     """One of m clients moves the mean by 1 / m, however many were asked."""
     assert round_of(name, [1] * replies).std() == pytest.approx(2.0 / replies, rel=0.02)
-
-
-class Accountant:
-    """Flower's protocol of an accountant. Its own needs a package more."""
-
-    config = PrivacyConfig(
-        target_delta=1e-5,
-        neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
-        population_size=4,
-        sampling_method=SamplingMethod.NO_AMPLIFICATION,
-    )
-
-    def __init__(self):
-        self.events = []
-
-    def compose(self, event):
-        self.events.append(event)
-
-    def get_privacy_spent(self):
-        return PrivacySpent(
-            epsilon=float(len(self.events)), delta=1e-5, num_releases=len(self.events), accounting_method="counted"
-        )
 
 
 @pytest.mark.parametrize("name", FIXED)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from flwr.clientapp import mod
 from flwr.serverapp import strategy as theirs
+from flwr.supercore.privacy_accounting import NeighboringRelation, PrivacyConfig, PrivacySpent, SamplingMethod
 
 from federation import InProcess, arrays_of, record
 from gradclip.integrations import flower
@@ -48,3 +49,25 @@ def moved(step):
         return {k: (x + amount).astype(x.dtype) if x.dtype.kind == "f" else x + 1 for k, x in arrays.items()}
 
     return train
+
+
+class Accountant:
+    """Flower's protocol of an accountant. Its own needs a package more."""
+
+    config = PrivacyConfig(
+        target_delta=1e-5,
+        neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+        population_size=100,
+        sampling_method=SamplingMethod.NO_AMPLIFICATION,
+    )
+
+    def __init__(self):
+        self.events = []
+
+    def compose(self, event):
+        self.events.append(event)
+
+    def get_privacy_spent(self):
+        return PrivacySpent(
+            epsilon=float(len(self.events)), delta=1e-5, num_releases=len(self.events), accounting_method="counted"
+        )

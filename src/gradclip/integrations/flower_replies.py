@@ -119,7 +119,7 @@ def _problem(reply: Message, kinds: tuple[str, ...], weighted_by: str | None, bi
         weight: Any = metrics.get(weighted_by)
         if _form(weight) != _NUMBER or weight < 0:
             return f"its weight, {weighted_by!r}, must be a number from 0 to 1e300, got {_told(weight)}"
-    if bit is not None and metrics.get(bit) not in (0, 1):
+    if bit is not None and (_form(metrics.get(bit)) != _NUMBER or metrics[bit] not in (0, 1)):
         return f"its {bit!r} must be 0 or 1, got {_told(metrics.get(bit))}. Have all clients use adaptiveclipping_mod"
     return None
 
