@@ -176,7 +176,7 @@ def step_of(case, grid, honest, content):
 def check_who_counts(case, honest, asked, seen, *, alike=True):
     """Honest clients count, if no others are more, by their weights; nobody by more than 10 times the median."""
     weights = [Fraction(metrics_of(content)[WEIGHT]) for content in seen]
-    most = Fraction(10 * float(median_low([x for x in weights if x] or [0])))
+    most = Fraction(10 * float(median_low(weights or [0])))
     if case.accounted and alike:
         assert len(set(weights)) <= 1, (weights, case)
     assert max(weights, default=0) <= most, (weights, case)
@@ -214,14 +214,14 @@ def check_mean(case, made, given, sent, seen):
     for key in (key for key in sent if key != "n"):
         terms = [fractions(given[id(content)][key]) for content in seen]
         mean = (sum(w * x for w, x in zip(weights, terms, strict=True)) / sum(weights)).astype(np.float64)
-        largest = max(np.abs(given[id(content)][key]).max() for content in seen)
+        largest = max(np.abs(given[id(content)][key]).max(initial=0) for content in seen)
         slack = step_at(made[key]) + 1e-14 * largest + noise
         assert (np.abs(flat(made[key]) - mean) <= slack).all(), (key, made[key], mean, case)
 
 
 def step_at(*arrays):
     """Return the distance from one number to the next, at the largest of some arrays."""
-    return float(max(np.spacing(np.abs(x).max()) for x in arrays))
+    return float(max(np.spacing(np.abs(x).max(initial=0)) for x in arrays))
 
 
 def fractions(array):

@@ -9,7 +9,7 @@ import hostile
 from hostile import BROKEN, BROKEN_ARRAYS, HARMLESS, HARMLESS_ARRAYS, JUNK, UNLIKE, WEIGHT, with_metric
 
 KNOWN = list((BROKEN | BROKEN_ARRAYS | HARMLESS | HARMLESS_ARRAYS | UNLIKE).values())
-SHAPES = {"w": (2,), "b": (), "m": (2, 3), "n": ()}
+SHAPES = {"w": (2,), "b": (), "m": (2, 3), "e": (0, 3), "n": ()}
 """Of the arrays that servers send."""
 DTYPES = ("float16", "float32", "float64", "int8", "int64", "uint64", "complex64", "bool", ">f4", ">f8", "U3", "O")
 

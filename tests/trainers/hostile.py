@@ -106,6 +106,7 @@ def unmoved(reply):
 # Replies that make no mean, whatever the others are.
 BROKEN = {
     "an error": failed,
+    "a weight of 0": with_metric(WEIGHT, 0),
     "a weight of -1": with_metric(WEIGHT, -1),
     "a weight of NaN": with_metric(WEIGHT, math.nan),
     "an infinite weight": with_metric(WEIGHT, math.inf),

@@ -85,12 +85,6 @@ def test_a_weight_counts_as_at_most_ten_times_the_median(name):
 
 
 @every_wrapper
-def test_a_weight_of_0_counts_for_nothing(name):
-    metrics, wrapped = evaluated(name, with_metric(WEIGHT, 0), hostile=4)
-    assert (metrics["loss"], wrapped.num_refused) == (2.0, 0)
-
-
-@every_wrapper
 def test_an_evaluation_that_nobody_answers_has_no_metrics(name):
     wrapped = wrapper(name)
     assert wrapped.aggregate_evaluate(1, iter(())) is None

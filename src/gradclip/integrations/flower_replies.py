@@ -1,8 +1,8 @@
 """Which replies of Flower's clients count in a round. No client ends a round, or has more than its share of it.
 
 **Left out**, as if the client had not replied: an error; records that are not one of metrics and, in training, one of
-arrays; a weight that is no number from 0 to 1e300; where the strategy needs it, no norm bit of 0 or 1; a metric that
-more than half of the replies have, missing or in another form.
+arrays; a weight that is no number above 0 and within 1e300; where the strategy needs it, no norm bit of 0 or 1; a
+metric that more than half of the replies have, missing or in another form.
 
 **Metrics** are averaged if more than half of the replies have them in one form: as a number within 1e300, or as a list
 of as many such numbers. All others, NaN too, are removed. So what half of the clients or fewer send does not leave out
@@ -10,9 +10,8 @@ others, whoever replies first. Of two replies, the metrics count that both have.
 
 **Names of records** decide nothing. All replies get the most common ones, of equally common ones the first.
 
-**Shares.** A weight counts as at most 10 times the median of the weights above 0, of two the lower one. So honest
-clients of similar weights count, however large the weight is that another sends. If clients must count alike, each
-weight above 0 counts as the median, and a reply of weight 0 is left out.
+**Shares.** A weight counts as at most 10 times the median, of two the lower one. So honest clients of similar weights
+count, however large the weight is that another sends. If clients must count alike, all weights count as the median.
 
 **Arrays** are read without NumPy's reader: a header says what it wants. Nothing is allocated before the shape, the kind
 of the dtype and the number of bytes are known to be those of the array that was sent.
@@ -65,7 +64,7 @@ def counted(
     kept = _of_usual_metrics(kept, task)
     _name_alike(kept, kinds)
     if weighted_by is not None:
-        kept = _of_bounded_weights(kept, weighted_by, task, alike=alike)
+        _bound_weights(kept, weighted_by, task, alike=alike)
     return kept, len(answered) - len(kept)
 
 
@@ -117,8 +116,8 @@ def _problem(reply: Message, kinds: tuple[str, ...], weighted_by: str | None, bi
     metrics = metrics_of(reply)
     if weighted_by is not None:
         weight: Any = metrics.get(weighted_by)
-        if _form(weight) != _NUMBER or weight < 0:
-            return f"its weight, {weighted_by!r}, must be a number from 0 to 1e300, got {_told(weight)}"
+        if _form(weight) != _NUMBER or weight <= 0:
+            return f"its weight, {weighted_by!r}, must be a number above 0 and at most 1e300, got {_told(weight)}"
     if bit is not None and (_form(metrics.get(bit)) != _NUMBER or metrics[bit] not in (0, 1)):
         return f"its {bit!r} must be 0 or 1, got {_told(metrics.get(bit))}. Have all clients use adaptiveclipping_mod"
     return None
@@ -170,18 +169,12 @@ def _name_alike(replies: list[Message], kinds: tuple[str, ...]) -> None:
             reply.content.update(zip(usual, [reply.content.pop(name) for name in own], strict=True))
 
 
-def _of_bounded_weights(replies: list[Message], key: str, task: str, *, alike: bool) -> list[Message]:
-    """Bound the weights, or make them alike. Return no replies if all weights are 0."""
-    above = [float(metrics_of(reply)[key]) for reply in replies if metrics_of(reply)[key]]
-    if alike or not above:
-        replies = [one for one in replies if metrics_of(one)[key] or not _left_out(task, one, "its weight is 0")]
-    if not replies:
-        return []
-    usual = median_low(above)
+def _bound_weights(replies: list[Message], key: str, task: str, *, alike: bool) -> None:
+    """Bound the weights, or make them alike."""
+    usual = median_low([float(metrics_of(reply)[key]) for reply in replies] or [0])
     least, most = (usual, usual) if alike else (0, _MOST * usual)
     for reply in replies:
         metrics, node = metrics_of(reply), reply.metadata.src_node_id
         if not least <= metrics[key] <= most:
             log(WARNING, "%s: the weight of node %d, %g, counts as %g.", task, node, metrics[key], most)
             metrics[key] = most
-    return replies
