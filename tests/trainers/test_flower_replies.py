@@ -129,6 +129,20 @@ def test_of_two_replies_the_honest_one_counts(name, what, hostile):
 
 
 @two_wrappers
+@pytest.mark.parametrize("hostile", [(1, 2), (2, 3), (3, 4)])
+def test_half_of_the_clients_leave_out_nobody(name, hostile):
+    wrapped, grid = wrapper(name), InProcess(moved(STEP), CLIENTS, mods(name))
+    replies = grid.send_and_receive(wrapped.configure_train(1, record(OLD), ConfigRecord(), grid))
+    replies.sort(key=lambda reply: reply.metadata.src_node_id)
+    for node in hostile:
+        for change in (unmoved, UNLIKE["no loss"], HARMLESS["one more metric"], HARMLESS["other names of metrics"]):
+            change(replies[node - 1])
+    arrays, metrics = wrapped.aggregate_train(1, replies)
+    np.testing.assert_allclose(arrays_of(arrays)["w"], OLD["w"] + STEP / 2, rtol=1e-6)
+    assert (set(metrics) - {"norm_bit"}, wrapped.num_refused) == (set(), 0)
+
+
+@two_wrappers
 @pytest.mark.parametrize("what", LEFT_OUT | UNLIKE | KEPT)
 def test_a_hostile_client_alone_ends_no_round(name, what):
     made, metrics, _ = hostile_round(name, (LEFT_OUT | UNLIKE | KEPT)[what], hostile=1, clients=1)

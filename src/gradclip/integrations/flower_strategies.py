@@ -72,20 +72,20 @@ class _Private:
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Aggregate what clients evaluated. A reply that makes no mean is left out, as in training."""
-        kept = self._left(replies, task="aggregate_evaluate")
+        kept = self._kept(replies, task="aggregate_evaluate")
         found: MetricRecord | None = self.strategy.aggregate_evaluate(server_round, kept) if kept else None
         return found
 
     def _counted(self, replies: Iterable[Message], bit: str | None = None) -> list[Message]:
         """Return the replies that count in training. The noise is for as many."""
         alike = getattr(self, "accountant", None) is not None
-        kept = self._left(replies, task="aggregate_train", bit=bit, alike=alike)
+        kept = self._kept(replies, task="aggregate_train", bit=bit, alike=alike)
         if kept:
             validate_replies(kept, self.num_sampled_clients)  # logs how many replied
             self._note_replies(kept)
         return kept
 
-    def _left(self, replies: Iterable[Message], **needs: Any) -> list[Message]:
+    def _kept(self, replies: Iterable[Message], **needs: Any) -> list[Message]:
         kept, refused = counted(replies, self._weighted_by, **needs)
         self.num_refused += refused
         return kept
