@@ -222,3 +222,25 @@ def test_what_has_left_and_gets_no_gradient_leaves_its_share_to_others():
     assert norms[0] < 0.8
     assert 0.99 < norms[1] <= 1.0
     assert len(clipping.thresholds) == 2
+
+
+class Walked(torch.nn.Sequential):
+    """Counts how often its parts are looked through."""
+
+    walks = 0
+
+    def named_modules(self, *args, **kwargs):
+        self.walks += 1
+        return super().named_modules(*args, **kwargs)
+
+
+def test_a_pass_looks_through_the_module_once_however_many_parameters_have_left():
+    model = Walked(*(torch.nn.Linear(2, 2) for _ in range(6)))
+    clip_in_backward(model, 1.0)
+    left = [model.pop(0) for _ in range(4)]
+    walks = []
+    for _ in range(3):
+        before = model.walks
+        sum((part(torch.ones(1, 2)) ** 2).sum() for part in [*left, *model]).backward()
+        walks.append(model.walks - before)
+    assert walks == [1, 1, 1]

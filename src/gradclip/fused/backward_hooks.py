@@ -77,7 +77,9 @@ class ClippedInBackward:
             self._look(in_pass=True)
         if name in self._missing or name not in self._sizes:  # it has left the module
             self._elsewhere[name] = parameter.numel()
-            self._look()
+            self._missing.pop(name, None)
+            if name not in self._sizes:  # else it has kept its share for this pass
+                self._look()
         if name not in self._thresholds:
             raise RuntimeError(
                 f"{name} requires a gradient, and max_norm has no threshold for it. Call clip_in_backward again, with "
