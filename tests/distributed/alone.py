@@ -1,5 +1,6 @@
 """Errors of one process alone, of every kind of call that several make together: all raise, and nothing changes."""
 
+import math
 import os
 from contextlib import nullcontext
 
@@ -211,6 +212,38 @@ def a_process_without_gradients_does_not_warn():
     for call, options in ((gradclip.clip_grad_norm_, {"process_group": []}), (gradclip.clip_grad_value_, {})):
         with pytest.warns(UserWarning, match="no parameter has a gradient") if lacking else nullcontext():
             call([p], 1.0, **options)
+
+
+def calls_that_measure(p):
+    """Yield each kind of call of one parameter, alone or in groups with thresholds of their own."""
+    options = {"process_group": dist.group.WORLD}
+    own = [{"params": [p], "max_norm": 1.0}]
+    for ord in (2, 1, math.inf, -math.inf):
+        yield lambda ord=ord: gradclip.grad_norm([p], ord, **options)
+        yield lambda ord=ord: gradclip.clip_grad_norm_([p], 1.0, ord, **options)
+        yield lambda ord=ord: gradclip.clip_grad_norm_(own, 1.0, ord, **options)
+        yield lambda ord=ord: gradclip.clip_grad_layer_norm_([p], 1.0, ord, **options)
+
+
+def gradients_that_are_zero_are_gradients():
+    """Of one process; the others have none. Without it, all warn, whatever the order."""
+    p = parameter(torch.zeros(2, dtype=torch.float64 if dist.get_rank() else torch.float32))
+    if dist.get_rank() != WRONG:
+        p.grad = None
+    for call in calls_that_measure(p):
+        call()
+    p.grad = None
+    for call in calls_that_measure(p):
+        with pytest.warns(UserWarning, match="no parameter has a gradient"):
+            call()
+
+
+def gradients_without_elements_are_gradients():
+    p = parameter(torch.zeros(0))
+    if dist.get_rank() != WRONG:
+        p.grad = None
+    for call in calls_that_measure(p):
+        call()
 
 
 if __name__ == "__main__":

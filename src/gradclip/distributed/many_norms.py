@@ -26,7 +26,7 @@ from gradclip.core.holders import Held, Together
 from gradclip.core.layouts import Groups, Rows, Several
 from gradclip.core.norms import Norm, Order
 from gradclip.core.protocols import Backend
-from gradclip.distributed.sent import filled_each, flags, joined, length
+from gradclip.distributed.sent import filled_each, joined, length
 from gradclip.distributed.shardings import Sharding, Shardings
 
 Vectors = dict[Sharding, list[Any]]
@@ -38,23 +38,19 @@ Reduce = Callable[[list[Any], Group, tuple[int, ...]], Any]
 class ManyNorms(Together):
     """The processes that share many norms.
 
-    `hear` takes the reduced flags, and returns whether the call can go on. `look` takes the arrays before, `found` the
-    norms of the first part. `chosen` says whether the call chooses any gradient of this process.
+    `flags` makes those of this process, and `hear` takes the reduced ones, and returns whether the call can go on.
+    `look` takes the arrays before.
     """
 
     def __init__(
         self,
         shardings: Shardings,
         reduce: Reduce,
+        flags: Callable[[Backend, Arrays, int, Any], list[Any]],
         hear: Callable[[Backend, list[Any]], Any],
         look: Callable[[Backend, Arrays], None],
-        found: Callable[[Backend, Norm], None],
-        *,
-        chosen: bool = True,
     ) -> None:
-        self._shardings, self._reduce, self._hear, self._look = shardings, reduce, hear, look
-        self._found = found
-        self._chosen = chosen
+        self._shardings, self._reduce, self._flags, self._hear, self._look = shardings, reduce, flags, hear, look
         self._holders: Any = 1.0
         self._known: tuple[Several, _Shares] | None = None
 
@@ -65,7 +61,7 @@ class ManyNorms(Together):
         self._look(backend, parts[0].arrays)
         sent = [shares.filled(backend, part, order) for part in parts]
         finite = sent[0][1] if len(sent) == 1 else xp.all(xp.stack([one for _, one in sent]))
-        own = flags(backend, parts[0].arrays, int(self._chosen), finite)
+        own = self._flags(backend, parts[0].arrays, 1, finite)
         vectors = {sharding: joined(xp, [x for each, _ in sent for x in each[sharding]]) for sharding in sent[0][0]}
         reached, found = self._shardings.reduced_each(own, vectors, self._reduce, cut)
         self._holders, sure = reached[0], self._hear(backend, reached)
@@ -77,7 +73,6 @@ class ManyNorms(Together):
             own_of = {one: _equal_parts(x, many * len(parts))[number * many :][:many] for one, x in found.items()}
             norm = accumulators.norm_of(backend, shares.joined(xp, own_of, order), order, float(holders))
             norms.append(Norm(xp.where(sure, norm.value, math.nan), norm.divisor, norm.error, norm.floor))
-        self._found(backend, norms[0])
         return norms
 
     def finite(self, backend: Backend) -> Any:

@@ -5,7 +5,8 @@ Gradients sharded over the same process groups share accumulators, which are red
 
 Four extra numbers (flags) travel with the accumulators:
 - the number of norms added up, which bounds the rounding error; inf if any process holds a non-finite element, even in
-  a replica that the norm does not count. A process where `where=` chooses none adds no norm, so 0 says that all do;
+  a replica that the norm does not count. A process without gradients adds 2**-20, so less than 1 says that none has
+  any. One where `where=` chooses none adds nothing, so 0 says that all do;
 - the number of processes that hold float64;
 - the number of processes that failed to prepare their gradients, so that an error on one process ends the call on all,
   times 2**20, plus the number of those that ask for the norm of each gradient, for a monitor;
@@ -67,6 +68,7 @@ _NORMS, _FLOAT64, _FAILED, _DIFFER = range(4)
 """The indices of the flags."""
 
 _ONE_FAILED = 2.0**20
+_LACKS = 2.0**-20
 
 
 class ProcessGroups(Holders):
@@ -89,9 +91,7 @@ class ProcessGroups(Holders):
         self._each = each
         self._watching: Watching | None = None
         self._lacking: ParameterList | None = None
-        self._many = ManyNorms(
-            self._shardings, self._reduce_each, self._heard, self._look, self._found, chosen=not params.unmatched
-        )
+        self._many = ManyNorms(self._shardings, self._reduce_each, self._flags, self._heard, self._look)
         self.together = self._many
 
     # The call
@@ -138,7 +138,7 @@ class ProcessGroups(Holders):
         return [nothing(self._device)]
 
     def lack_gradients(self, params: ParameterList) -> None:
-        """Warn once the norm is known to be 0: others may have gradients. Without waiting, only where they cannot."""
+        """Warn once no process is known to have one. Without waiting, warn only where others cannot have any."""
         if self.on_host:
             self._lacking = params
         elif not self._named:  # all processes have gradients of distributed tensors, or none
@@ -178,7 +178,7 @@ class ProcessGroups(Holders):
         copies = backend.chosen(arrays, self._shardings.uncounted())
         every = [*norms, backend.norms(copies, order)] if len(copies) else norms
         finite = xp.all(xp.isfinite(xp.stack([norm.value for norm in every])))
-        own = flags(backend, arrays, 0 if self._params.unmatched else len(norms), finite)
+        own = self._flags(backend, arrays, len(norms), finite)
         if self._watching is not None:
             own[_FAILED] = own[_FAILED] + self._watching.asking(order)
         reached, total = self._reduced(xp, own, known)
@@ -187,15 +187,12 @@ class ProcessGroups(Holders):
             self._watching.measure(backend, arrays, order, self._many)
         norm = accumulators.norm_of(backend, total, order, xp.where(finite, reached[_NORMS], 1.0))
         sure = sure & (finite | ~xp.isfinite(norm.value))
-        self._found(backend, norm)
         return Norm(xp.where(sure, norm.value, math.nan), norm.divisor, norm.error, norm.floor)
 
-    def _found(self, backend: Backend, norm: Norm) -> None:
-        """Take in the norms over all processes. The smallest magnitude may be 0 where others have gradients."""
-        params, self._lacking = self._lacking, None
-        known = backend.concrete and self._order.p > 0
-        if params is not None and known and not params.unmatched and not backend.xp.any(norm.value != 0):
-            params.warn_of_no_gradient()
+    def _flags(self, backend: Backend, arrays: Arrays, norms: int, finite: Array) -> list[Any]:
+        """Return the flags of this process, which has measured so many norms."""
+        some = norms if self._lacking is None else _LACKS
+        return flags(backend, arrays, 0.0 if self._params.unmatched else some, finite)
 
     def _look(self, backend: Backend, arrays: Arrays) -> None:
         """Look at the gradients of named groups, which may be the same on all processes."""
@@ -209,6 +206,9 @@ class ProcessGroups(Holders):
         self._holds_float64 = backend.concrete and bool(flags[_FLOAT64] > 0)
         if self._looks:
             self._check(flags)
+        params, self._lacking = self._lacking, None
+        if params is not None and backend.concrete and not params.unmatched and flags[_NORMS] < 1:
+            params.warn_of_no_gradient()
         agreed = failed + differ == 0
         return agreed & (flags[_NORMS] > 0) if self._params.unmatched else agreed
 

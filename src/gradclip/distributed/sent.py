@@ -31,7 +31,7 @@ def filled_each(backend: Backend, held: Held, order: Order) -> tuple[list[Any], 
     return accumulators.filled(xp, norm, order, empty=empty), xp.all(xp.isfinite(norm.value))
 
 
-def flags(backend: Backend, arrays: Arrays, norms: int, finite: Array) -> list[Any]:
+def flags(backend: Backend, arrays: Arrays, norms: float, finite: Array) -> list[Any]:
     """Return this process's four flags, given the number of norms that it measured and whether all are finite."""
     numbers = [float(norms), float(FLOAT64 in arrays.formats), 0.0, 0.0]
     holders, *others = (backend.scalar(number, arrays) for number in numbers)
