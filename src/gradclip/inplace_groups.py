@@ -214,10 +214,11 @@ class Found(NamedTuple):
         together = holders.together
         some = [norm for norm, group in zip(norms, places, strict=True) if group or together is not None] or norms[:1]
         finite = xp.all(xp.isfinite(xp.stack([norm.value for norm in some])))
-        finite = finite if together is None else together.finite(taken.backend)
-        return cls(
-            taken, places, norms, finite, of_all(xp, xp.stack([norm.product() for norm in some]), order), holders
-        )
+        total = of_all(xp, xp.stack([norm.product() for norm in some]), order)
+        if together is not None:
+            finite = together.finite(taken.backend)
+            total = xp.where(finite | ~xp.isfinite(total), total, math.nan)  # no norm counts a copy that holds NaN
+        return cls(taken, places, norms, finite, total, holders)
 
     def scalar(self, norm: Array, arrays: Arrays, leaves: Sequence[Any]) -> Scalar:
         """Return a wide number as a scalar of the framework."""

@@ -17,6 +17,8 @@ from gradclip.backends.torch.distributed import device_for
     (3, "one_dimension.py"),
     (2, "ties.py"),
     (3, "ties.py"),
+    (2, "tied.py"),
+    (3, "tied.py"),
     (4, "two_dimensions.py"),
     (4, "misuse.py"),
     (2, "wrappers.py"),
