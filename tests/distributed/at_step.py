@@ -1,5 +1,6 @@
 """Clipping at the steps of optimizers that are not fused, where processes hold different parts."""
 
+import itertools
 import math
 import os
 from functools import partial
@@ -13,6 +14,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import gradclip
 from gradclip.integrations.torch import clip_at_step
+from scaled import stepped
 from worker import run_all
 
 WORLD = int(os.environ.get("WORLD_SIZE", "1"))
@@ -45,15 +47,6 @@ def a_step_that_one_process_spoils_is_skipped_by_all():
         assert clipping.numbers()["grad_norm_clipped"] == 0.0
 
 
-def scaled_step(scaler, weight, optimizer, gradient, unscale):
-    optimizer.zero_grad()
-    scaler.scale(weight @ gradient).backward()
-    if unscale:
-        scaler.unscale_(optimizer)
-    scaler.step(optimizer)
-    scaler.update()
-
-
 def an_overflow_on_one_process_is_skipped_by_all():
     mine = torch.tensor([3.0, 4.0]) * (1 + dist.get_rank())
     for make in (torch.optim.SGD, torch.optim.AdamW):
@@ -64,11 +57,11 @@ def an_overflow_on_one_process_is_skipped_by_all():
                 scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
                 infinite = torch.tensor([1.0, math.inf])
                 for on in (WORLD - 1, 0):
-                    scaled_step(scaler, weight, optimizer, infinite if dist.get_rank() == on else mine, unscale)
+                    stepped(scaler, weight, optimizer, infinite if dist.get_rank() == on else mine, unscale=unscale)
                     assert weight.tolist() == [0.0, 0.0], (make, nonfinite, unscale)
                     assert not optimizer.state
                 assert scaler.get_scale() == 16.0
-                scaled_step(scaler, weight, optimizer, mine, unscale)
+                stepped(scaler, weight, optimizer, mine, unscale=unscale)
                 assert clipping.norm.item() == pytest.approx(5.0 * math.sqrt(5.0))
                 assert weight.tolist() != [0.0, 0.0]
                 clipping.remove()
@@ -85,7 +78,7 @@ def guards_hear_of_an_overflow_before_the_step_that_clips():
         ]
         kept = [make() for make in (made if trial % 2 else reversed(made))]
         scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
-        scaled_step(scaler, weight, optimizer, torch.tensor([1.0, math.inf]) if dist.get_rank() == 0 else mine, False)
+        stepped(scaler, weight, optimizer, torch.tensor([1.0, math.inf]) if dist.get_rank() == 0 else mine)
         assert (weight.tolist(), scaler.get_scale()) == ([0.0, 0.0], 32.0)
         for one in kept:
             one.remove()
@@ -101,14 +94,18 @@ class Around:
 
 def an_overflow_is_skipped_by_all_where_the_scaler_steps_an_optimizer_around():
     mine = torch.tensor([3.0, 4.0]) * (1 + dist.get_rank())
-    weight, inner = descent()
-    optimizer = Around(inner)
-    clip_at_step(optimizer, 1.0, process_group=dist.group.WORLD)
-    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
-    scaled_step(scaler, weight, optimizer, torch.tensor([1.0, math.inf]) if dist.get_rank() == 0 else mine, False)
-    assert (weight.tolist(), scaler.get_scale()) == ([0.0, 0.0], 32.0)
-    scaled_step(scaler, weight, optimizer, mine, False)
-    torch.testing.assert_close(weight.detach(), -mine / (5.0 * math.sqrt(5.0)))
+    infinite = torch.tensor([1.0, math.inf])
+    for fused, momentum, nonfinite in itertools.product((False, True), (0.0, 0.9), ("propagate", "raise", "skip")):
+        weight, inner = descent(fused=fused, momentum=momentum)
+        optimizer = Around(inner)
+        clipping = clip_at_step(optimizer, 1.0, nonfinite=nonfinite, process_group=dist.group.WORLD)
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        for on in (0, WORLD - 1):
+            stepped(scaler, weight, optimizer, infinite if dist.get_rank() == on else mine)
+            assert weight.tolist() == [0.0, 0.0], (fused, momentum, nonfinite)
+        assert (scaler.get_scale(), clipping.steps) == (16.0, 2)
+        stepped(scaler, weight, optimizer, mine)
+        torch.testing.assert_close(weight.detach(), -mine / (5.0 * math.sqrt(5.0)))
 
 
 def an_overflow_is_skipped_by_all_where_groups_have_thresholds_or_optimizers_are_fused():
@@ -128,6 +125,23 @@ def an_overflow_is_skipped_by_all_where_groups_have_thresholds_or_optimizers_are
                 scaler.update()
                 optimizer.zero_grad()
                 assert (weights[1].tolist() == [0.0, 0.0]) is (step == 0)
+
+
+def an_overflow_in_one_shard_is_skipped_by_all():
+    for make, settings in ((torch.optim.SGD, {}), (torch.optim.AdamW, {"fused": True})):
+        model = torch.nn.Linear(1, 4, bias=False)
+        fully_shard(model, mesh=init_device_mesh("cpu", (WORLD,)))
+        optimizer = make(model.parameters(), lr=1.0, **settings)
+        clip_at_step(optimizer, 1.0)
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        before = model.weight.full_tensor().tolist()
+        for values in ([1.0, 2.0, math.inf, 4.0], [math.inf, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 4.0]):
+            scaler.scale((model(torch.ones(1, 1)) * torch.tensor(values)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            assert (model.weight.full_tensor().tolist() == before) is (math.inf in values), (make, values)
+        assert scaler.get_scale() == 16.0
 
 
 def a_gradient_that_cannot_be_unscaled_is_told_to_all():
@@ -150,7 +164,7 @@ def a_scaler_that_only_one_process_has_is_an_error():
     clip_at_step(optimizer, 1.0, process_group=dist.group.WORLD)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0, enabled=dist.get_rank() == 0)
     with pytest.raises(ValueError, match="nonfinite is 'skip' on rank 0, 'propagate' on rank 1"):
-        scaled_step(scaler, weight, optimizer, torch.tensor([3.0, 4.0]) * (1 + dist.get_rank()), unscale=False)
+        stepped(scaler, weight, optimizer, torch.tensor([3.0, 4.0]) * (1 + dist.get_rank()))
     assert weight.tolist() == [0.0, 0.0]
 
 

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import gradclip
 from gradclip.integrations.torch import fold_into
+from scaled import stepped
 from worker import run_all
 
 WORLD = int(os.environ.get("WORLD_SIZE", "1"))
@@ -26,15 +27,6 @@ def descent(make=torch.optim.SGD, **settings):
 
 def together(optimizer, max_norm=1.0, **settings):
     return fold_into(optimizer, max_norm, process_group=dist.group.WORLD, **settings)
-
-
-def stepped(scaler, weight, optimizer, gradient=GRADIENT, unscale=False):
-    optimizer.zero_grad()
-    scaler.scale(weight @ gradient).backward()
-    if unscale:
-        scaler.unscale_(optimizer)
-    scaler.step(optimizer)
-    scaler.update()
 
 
 def overflowing(on):
@@ -59,9 +51,13 @@ def an_overflow_on_one_process_is_skipped_by_all():
                 weight, optimizer = descent(make, **settings)
                 together(optimizer, nonfinite=nonfinite)
                 scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
-                stepped(scaler, weight, optimizer, overflowing(WORLD - 1), unscale)
-                assert weight.tolist() == [0.0, 0.0], (make, nonfinite, unscale)
-                assert {"grad_scale", "found_inf"}.isdisjoint(vars(optimizer))
+                for on in (WORLD - 1, 0):
+                    stepped(scaler, weight, optimizer, overflowing(on), unscale=unscale)
+                    assert weight.tolist() == [0.0, 0.0], (make, nonfinite, unscale)
+                    assert {"grad_scale", "found_inf"}.isdisjoint(vars(optimizer))
+                assert scaler.get_scale() == 16.0
+                stepped(scaler, weight, optimizer, GRADIENT * (1 + dist.get_rank()), unscale=unscale)
+                assert weight.tolist() != [0.0, 0.0]
 
 
 def shards_in_any_layout():
@@ -90,8 +86,7 @@ def shards_in_any_layout():
 def scales_that_differ_are_an_error():
     weight, optimizer = descent()
     together(optimizer)
-    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
-    stepped(scaler, weight, optimizer, overflowing(WORLD - 1))
+    scaler = torch.amp.GradScaler("cpu", init_scale=32.0 if dist.get_rank() == WORLD - 1 else 64.0)
     for _ in range(2):
         with pytest.raises(ValueError, match=rf"scale of GradScaler is .*32.0 on rank {WORLD - 1}.*ShardedGradScaler"):
             stepped(scaler, weight, optimizer)
@@ -104,6 +99,17 @@ def a_scale_that_only_one_process_has_is_an_error():
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0, enabled=dist.get_rank() == 0)
     with pytest.raises(ValueError, match=r"scale of GradScaler is 64.0 on rank 0, not given on rank 1"):
         stepped(scaler, weight, optimizer)
+
+
+def a_spike_leaves_the_scale_as_it_is():
+    weight, optimizer = descent()
+    clipping = together(optimizer, gradclip.AdaptiveNorm(gradclip.QuantileThreshold(factor=2.0), skip_above=4.0))
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    for times in (1.0, 1.0, 1000.0):
+        before = weight.tolist()
+        stepped(scaler, weight, optimizer, GRADIENT * times * (1 + dist.get_rank()))
+    assert clipping.max_norm.skipped == 1
+    assert (weight.tolist(), scaler.get_scale()) == (before, 64.0)
 
 
 def a_scaler_of_all_goes_on_after_an_overflow():

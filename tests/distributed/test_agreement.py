@@ -71,7 +71,9 @@ def test_what_differs_in_words():
     two = [(0, asked(1.0, "skip", 1.0), ""), (1, asked(2.0, "raise", 1.0), "")]
     assert differences(two) == "ord is 1.0 on rank 0, 2.0 on rank 1; nonfinite is 'skip' on rank 0, 'raise' on rank 1"
     scales = [(rank, asked(2.0, "skip", 1.0, scale=torch.tensor(2.0 + rank)), "") for rank in range(2)]
-    assert differences(scales).startswith("the scale of GradScaler is 2.0 on rank 0, 3.0 on rank 1. After an overflow")
+    assert differences(scales).startswith(
+        "the scale of GradScaler is 2.0 on rank 0, 3.0 on rank 1. Start with the same scale"
+    )
     skips = [(rank, asked(2.0, "skip", 1.0, skip_above=4.0 + rank), "") for rank in range(2)]
     assert differences(skips) == "skip_above is 4.0 on rank 0, 5.0 on rank 1"
     same = [(rank, asked(2.0, "skip", 1.0), f"splits over {rank}") for rank in range(2)]

@@ -7,21 +7,13 @@ import torch
 
 import gradclip
 from gradclip.integrations.torch import clip_at_step
+from scaled import stepped
 
 OPTIMIZERS = {
     "plain": lambda p: torch.optim.SGD(p, lr=1.0),
     "fused": lambda p: torch.optim.SGD(p, lr=1.0, fused=True),
     "foreach": lambda p: torch.optim.SGD(p, lr=1.0, foreach=True),
 }
-
-
-def stepped(scaler, weight, optimizer, values=(3.0, 4.0), *, unscale=False):
-    optimizer.zero_grad()
-    scaler.scale(weight @ torch.tensor(values)).backward()
-    if unscale:
-        scaler.unscale_(optimizer)
-    scaler.step(optimizer)
-    scaler.update()
 
 
 @pytest.mark.parametrize("unscale", [False, True])

@@ -8,18 +8,9 @@ import torch
 
 import gradclip
 from gradclip.integrations.torch import fold_into
+from scaled import stepped
 
 INPUT = torch.tensor([3.0, 4.0])
-
-
-def stepped(scaler, weight, optimizer, values=INPUT, *, unscale=False):
-    """Take one step of training as PyTorch describes it, the gradient of which is `values`."""
-    optimizer.zero_grad()
-    scaler.scale(weight @ values).backward()
-    if unscale:
-        scaler.unscale_(optimizer)
-    scaler.step(optimizer)
-    scaler.update()
 
 
 def descent(momentum=0.0):

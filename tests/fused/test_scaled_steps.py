@@ -24,7 +24,7 @@ def heard():
 
         steps = ScaledSteps(optimizer, unscaling, lambda: told.append("skip"))
         made.append(steps)
-        optimizer.register_step_pre_hook(lambda *_: steps.overflowed() if mark else None)
+        optimizer.register_step_pre_hook(lambda *_: steps.overflowed(torch.ones(())) if mark else None)
         scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
         scaler.scale(weight @ torch.tensor(values)).backward()
         if unscale:

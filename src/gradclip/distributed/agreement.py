@@ -40,9 +40,9 @@ Asked = tuple[tuple[str, str], ...]
 _FEW = 8
 _SCALE = "the scale of GradScaler"
 _SAME_SCALE = (
-    "After an overflow each GradScaler lowers its own scale. To lower all, use "
-    "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler with the same process group, and call its unscale_ "
-    "before its step"
+    "Start with the same scale. If the GradScaler also steps optimizers that do not clip over these processes, their "
+    "overflows lower it on one alone. To lower all, use torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler "
+    "with the same process group, and call its unscale_ before its step"
 )
 
 

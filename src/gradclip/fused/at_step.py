@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +20,6 @@ from gradclip.fused.clipped_before import warn_of_own_clipping
 from gradclip.fused.fold import FusedClipping
 from gradclip.fused.handle import StepClipping, check_unclipped, groups_of
 from gradclip.fused.optimizers import check_fused, check_listed_once, forget_scaler
-from gradclip.fused.scaled_steps import ScaledSteps
 from gradclip.fused.step import Request, checked
 from gradclip.fused.step_parts import PartsWatched, StepPart
 from gradclip.fused.wrapped import parameters_of, unwrapped
@@ -38,27 +37,6 @@ _SAYING_NOTHING = frozenset(("params", "param_names", "initial_lr"))
 
 class ClippingBeforeStep(StepClipping):
     """Clipping of the gradients in place, right before the steps of one optimizer, until `remove()`."""
-
-    def __init__(
-        self, optimizer: Optimizer, max_norm: Threshold | AdaptiveNorm, request: Request, monitor: Monitor | None
-    ) -> None:
-        super().__init__(optimizer, max_norm, request, monitor)
-        params = ParameterList.of(groups_of(optimizer), own_thresholds=True)
-        several = processes_of(params, request.process_group, request.mesh) is not ONE_PROCESS
-        self._scaled = ScaledSteps(optimizer, self._unscale, self._skip) if several else None
-
-    def _detached(self) -> None:
-        super()._detached()
-        if self._scaled is not None:
-            self._scaled.stop()
-
-    def _unscale(self, unscale: Callable[[], None]) -> None:
-        groups, request = groups_of(self._optimizer), self._request
-        with telling(groups, request.process_group, request.mesh, each=have_thresholds(groups)):
-            unscale()
-
-    def _skip(self) -> None:
-        self._clip_alone(self._optimizer, {})
 
     def _checked(self, max_norm: Threshold) -> float:
         return float(check_threshold(max_norm))
@@ -91,7 +69,7 @@ class ClippingBeforeStep(StepClipping):
         )
         skipped = self._skipped(norm, groups, followed, where)
         if scaled is not None and not without_values(norm) and not torch.isfinite(norm):
-            scaled.overflowed()
+            scaled.overflowed(torch.ones(()))
             skipped = groups
         for parameter in (p for group in skipped for p in group["params"]):
             parameter.grad = None

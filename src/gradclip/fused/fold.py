@@ -62,9 +62,11 @@ class FusedClipping(StepClipping):
     def _clip(self, optimizer: Optimizer, kwargs: Mapping[str, Any]) -> None:
         self._restore(optimizer)
         given = {name: value for name, value in vars(optimizer).items() if name in OF_SCALER}
+        found_inf = given.get("found_inf") if self._scaled is None else given.get("found_inf", self._scaled.found())
         each = None if self._monitor is None or not self._request.alone else self._monitor.watching()
         try:
-            measured = self._request.measured(optimizer, self._max_norm, **given, each=each)
+            scale = given.get("grad_scale")
+            measured = self._request.measured(optimizer, self._max_norm, scale, found_inf, each)
         except BaseException as error:
             self._failed(optimizer)
             if self._monitor is not None and isinstance(error, FloatingPointError):
@@ -85,7 +87,9 @@ class FusedClipping(StepClipping):
         self._restore(optimizer)
         if last is None:
             return
-        scaled, request = "found_inf" in vars(optimizer), self._request
+        scaled, request = last.overflow is not None, self._request
+        if self._scaled is not None and last.overflow is not None:
+            self._scaled.overflowed(last.overflow)
         if last.shown is not None and isinstance(self._max_norm, AdaptiveNorm):
             self._max_norm.observe(last.norm, last.max_norm, request.order, request.nonfinite, last.shown)
         self._stepped(last.norm, [StepPart.of(last.norm, self._max_norm, last.max_norm)])
@@ -94,6 +98,11 @@ class FusedClipping(StepClipping):
             # GradScaler skips what is not finite.
             policy = (SKIP if scaled else request.nonfinite).name
             self._monitor.record(last.norm, self._max_norm, nonfinite=policy)
+
+    def _skip(self) -> None:
+        super()._skip()
+        self._without_momentum = []  # no step makes it
+        self._end(self._optimizer, (), {})
 
     def _failed(self, optimizer: Optimizer) -> None:
         """Restore the attributes after an error, and remove those of a GradScaler."""
@@ -160,7 +169,7 @@ def fold_into(
     the bound holds; `.grad` gets them rounded to nearest. `gradclip.fused.step` has the proof.
 
     With GradScaler, call `scaler.step(optimizer)`, with or without `scaler.unscale_(optimizer)` before it. If it finds
-    infinities on one process, all skip the step. All processes must have the same scale.
+    infinities on one process, all skip the step and lower their scales. All processes must start with the same scale.
 
     The history of an `AdaptiveNorm` is saved in the optimizer's `state_dict`, under "gradclip", and loaded from there.
     The clipping itself is not: for a new optimizer, call `fold_into` before you load its state.

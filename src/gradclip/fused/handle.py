@@ -4,7 +4,7 @@ import copy
 import math
 import weakref
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -12,17 +12,18 @@ import torch
 from torch.optim import Optimizer
 
 from gradclip.adaptive.holder import AdaptiveNorm
-from gradclip.distributed.processes import ONE_PROCESS, processes_of
+from gradclip.distributed.processes import ONE_PROCESS, processes_of, telling
 from gradclip.fused.claims import check_free, claim
 from gradclip.fused.clipped_before import ClippedBefore
 from gradclip.fused.closures import Closure, with_closure
 from gradclip.fused.elsewhere import Elsewhere
 from gradclip.fused.optimizers import makes_state
+from gradclip.fused.scaled_steps import ScaledSteps
 from gradclip.fused.step import Request
 from gradclip.fused.step_parts import StepPart, left_of_all
 from gradclip.fused.wrapped import parameters_of
 from gradclip.monitor.monitor import Monitor
-from gradclip.parameter_groups import FOLLOWS
+from gradclip.parameter_groups import FOLLOWS, have_thresholds
 from gradclip.parameters import ParameterList, may_lack_gradients
 from gradclip.typing import Threshold
 
@@ -87,6 +88,9 @@ class StepClipping:
         _CLIPPED.add(optimizer)
         self._others = ClippedBefore(optimizer)
         self._elsewhere = Elsewhere(optimizer, "clip_at_step")
+        params = ParameterList.of(groups_of(optimizer), own_thresholds=True)
+        several = processes_of(params, request.process_group, request.mesh) is not ONE_PROCESS
+        self._scaled = ScaledSteps(optimizer, self._unscale, self._skip) if several else None
 
     @property
     def max_norm(self) -> float | AdaptiveNorm:
@@ -120,6 +124,8 @@ class StepClipping:
         _CLIPPED.discard(self._optimizer)
         self._others.stop()
         self._elsewhere.stop()
+        if self._scaled is not None:
+            self._scaled.stop()
 
     def numbers(self) -> dict[str, torch.Tensor]:
         """Return what to log of the last step, as scalar tensors; empty before the first. It waits for no device.
@@ -174,6 +180,16 @@ class StepClipping:
                 self._clip(optimizer, kwargs)
         finally:
             self._others.end()
+
+    def _unscale(self, unscale: Callable[[], None]) -> None:
+        """Have a GradScaler unscale the gradients. An error also reaches the other processes."""
+        groups, request = groups_of(self._optimizer), self._request
+        with telling(groups, request.process_group, request.mesh, each=have_thresholds(groups)):
+            unscale()
+
+    def _skip(self) -> None:
+        """Take part in a step that a GradScaler skips on this process."""
+        self._clip_alone(self._optimizer, {})
 
     def _has_nothing(self, optimizer: Optimizer) -> bool:
         """Return whether there is no gradient, and no other process may have one of these parameters."""

@@ -1,7 +1,7 @@
 """GradScaler where several processes step together: it skips the step only on those whose own gradients overflow.
 
 The others would wait for them, since their steps measure one norm. So a process that is about to skip takes part in
-that first. All of them then find that the norm is not finite, and skip.
+that first. All of them then find that the norm is not finite, skip, and let their GradScalers lower the scale.
 """
 
 from collections.abc import Callable
@@ -38,10 +38,18 @@ class ScaledSteps:
         """Listen no more."""
         guard_calls.unwatch(self)
 
-    def overflowed(self) -> None:
-        """Let the GradScaler lower its scale as on the process whose gradients overflowed."""
-        for found in infinities(self.scaler, self._outer):
-            found.fill_(1.0)
+    def overflowed(self, anywhere: torch.Tensor) -> None:
+        """Let the GradScaler lower its scale if gradients overflowed anywhere: then the scalar is 1."""
+        for found in self._infinities():
+            found.copy_(torch.maximum(found, anywhere.to(found)))
+
+    def found(self) -> torch.Tensor | None:
+        """Return a scalar that is not 0 if the GradScaler has found an overflow here; None if there is none."""
+        first, *others = self._infinities() or [None]
+        return first if first is None else sum((one.to(first) for one in others), start=first)
+
+    def _infinities(self) -> list[torch.Tensor]:
+        return [] if self.scaler is None else infinities(self.scaler, self._outer)
 
     # What it hears of
 

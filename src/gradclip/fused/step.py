@@ -60,7 +60,8 @@ class Measured:
     """The data for one step: norm before clipping, threshold, divisor, and a tensor that is 1.0 to skip the step.
 
     A divisor of None is known to be 1: given a divisor, the kernels would write every gradient. `shown` is what an
-    `AdaptiveNorm` observes with the norm, `each` has the norms of the unscaled gradients one by one.
+    `AdaptiveNorm` observes with the norm, `each` has the norms of the unscaled gradients one by one. Under a
+    GradScaler, `overflow` is 1.0 if gradients are not finite, on any process.
     """
 
     norm: torch.Tensor
@@ -69,6 +70,7 @@ class Measured:
     found_inf: torch.Tensor | None
     shown: Seen | None
     each: EachNorm | None = None
+    overflow: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,7 @@ class Request:
                 _skipping(found_inf, [_left(backend, flag, gradients) for flag in flags]),
                 shown,
                 each,
+                None if found_inf is None else _left(backend, finite == 0, gradients),
             )
 
     def _entered(
