@@ -243,6 +243,19 @@ def thresholds_of_groups_that_differ_are_refused_by_all():
             clip_at_step(optimizer, 1.0)
 
 
+def a_threshold_of_a_group_that_follows_another_optimizer_on_one_process():
+    mine, taken = gradclip.AdaptiveNorm(), gradclip.AdaptiveNorm()
+    kept = clip_at_step(descent()[1], taken)
+    weight, optimizer = descent()
+    clip_at_step(optimizer, 1.0, process_group=dist.group.WORLD)
+    wrong = dist.get_rank() == WORLD - 1
+    optimizer.param_groups[0]["max_norm"] = taken if wrong else mine
+    weight.grad = torch.tensor([3.0, 4.0])
+    with pytest.raises(ValueError if wrong else RuntimeError, match="already follows another optimizer"):
+        optimizer.step()
+    assert (weight.tolist(), mine.steps, kept.steps) == ([0.0, 0.0], 0, 0)
+
+
 def mistakes_of_one_process_reach_all():
     _, optimizer = descent()
     wrong = dist.get_rank() == WORLD - 1

@@ -52,6 +52,45 @@ def test_a_group_of_another_optimizer_and_an_assignment():
         clip_at_step(grouped, 1.0)
 
 
+@pytest.mark.parametrize("added", [False, True])
+def test_a_threshold_that_a_group_gets_later_is_claimed_at_the_step(added):
+    norm, optimizers = AdaptiveNorm(), [adam(), adam()]
+    handles = [clip_at_step(one, 1.0, nonfinite="zero") for one in optimizers]
+    for one in optimizers:
+        if added:
+            one.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))], "max_norm": norm})
+        one.param_groups[-1]["max_norm"] = norm
+        for group in one.param_groups:
+            group["params"][0].grad = torch.tensor([3.0, 4.0])
+    optimizers[0].step()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="this AdaptiveNorm already follows another optimizer"):
+            optimizers[1].step()
+    with pytest.raises(ValueError, match="already follows another optimizer"):
+        clip_at_step(adam(), norm)
+    weight = optimizers[1].param_groups[-1]["params"][0]
+    assert (norm.steps, weight.tolist(), weight.grad.tolist()) == (1, [0.0, 0.0], [3.0, 4.0])
+    handles[0].remove()
+    optimizers[1].step()
+    assert norm.steps == 2
+
+
+@pytest.mark.parametrize("attach", ATTACH.values())
+def test_a_threshold_that_a_group_gets_after_folding_is_refused(attach):
+    optimizer = adam()
+    handle = attach(optimizer, 1.0)
+    (weight,) = optimizer.param_groups[0]["params"]
+    weight.grad = torch.tensor([3.0, 4.0])
+    optimizer.param_groups[0]["max_norm"] = 0.5
+    with pytest.raises(ValueError, match=r"has got 'max_norm', .* Call remove\(\) .* then clip_at_step again"):
+        optimizer.step()
+    assert weight.tolist() == [0.0, 0.0]
+    handle.remove()
+    handle = clip_at_step(optimizer, 1.0)
+    optimizer.step()
+    assert (handle.norm.item(), weight.grad.norm().item()) == (5.0, pytest.approx(0.5))
+
+
 def test_an_engine_and_an_optimizer():
     norm, monitor = AdaptiveNorm(), gradclip.Monitor()
     engine = EngineClipping("DeepSpeed", norm, monitor).undone_by(lambda: None)

@@ -60,6 +60,8 @@ class ClippingBeforeStep(StepClipping):
         policy = policy if scaled is None else SKIP
         where: dict[str, Any] = {"process_group": request.process_group, "mesh": request.mesh}
         common, several = any("max_norm" not in group for group in groups), have_thresholds(groups)
+        if several:
+            self._take_thresholds(groups)
         followed = self._followed(groups, policy)
         parts = PartsWatched(self._monitor, common=common) if several else None
         given = groups if several or policy.raises or self._monitor is not None else _listed_if_plain(groups)

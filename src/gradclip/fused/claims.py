@@ -43,6 +43,14 @@ def claim(given: object, holder: Holder) -> None:
         _holders[given] = weakref.ref(holder)
 
 
+def take(given: AdaptiveNorm, holder: Holder) -> None:
+    """Claim an `AdaptiveNorm` that a holder's parameter group may have got since. Raises as `check_free` does."""
+    found = _holders.get(given)
+    if found is None or found() is not holder:
+        check_free(given, holder.own(), holder)
+        claim(given, holder)
+
+
 def _other(given: object, parameters: Set[int], holder: Holder | None) -> Holder | None:
     found = _holders[given]() if isinstance(given, AdaptiveNorm | Monitor) and given in _holders else None
     if found is None or found is holder or not found.follows(given):

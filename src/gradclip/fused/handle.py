@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from gradclip.adaptive.holder import AdaptiveNorm
 from gradclip.distributed.processes import ONE_PROCESS, processes_of, telling
-from gradclip.fused.claims import check_free, claim
+from gradclip.fused.claims import check_free, claim, take
 from gradclip.fused.clipped_before import ClippedBefore
 from gradclip.fused.closures import Closure, with_closure
 from gradclip.fused.elsewhere import Elsewhere
@@ -180,6 +180,12 @@ class StepClipping:
                 self._clip(optimizer, kwargs)
         finally:
             self._others.end()
+
+    def _take_thresholds(self, groups: list[dict[str, Any]]) -> None:
+        """Claim each `AdaptiveNorm` of parameter groups, which may be new."""
+        with telling(groups, self._request.process_group, self._request.mesh, each=True):
+            for one in filter(None, map(_adaptive, groups)):
+                take(one, self)
 
     def _unscale(self, unscale: Callable[[], None]) -> None:
         """Have a GradScaler unscale the gradients. An error also reaches the other processes."""

@@ -46,6 +46,7 @@ from gradclip.distributed.processes import ONE_PROCESS, Processes, processes_of,
 from gradclip.flush_mode import with_subnormals
 from gradclip.fused.optimizers import check_fused, check_listed_once
 from gradclip.gradients import Gradients, entered
+from gradclip.parameter_groups import have_thresholds
 from gradclip.parameters import ParameterList
 from gradclip.typing import Meshes, ProcessGroups, Scalar, Threshold
 
@@ -152,6 +153,7 @@ class Request:
     ) -> tuple[Processes, tuple[Scalar, float], tuple[Gradients, Backend, Arrays]]:
         """Return the processes, what `ask` returns, and the gradients, their backend and its arrays."""
         with telling(optimizer.param_groups, self.process_group, self.mesh):
+            _check_one_threshold(optimizer)
             params = ParameterList.of(optimizer.param_groups)
         processes = processes_of(params, self.process_group, self.mesh)
         with processes.preparing():
@@ -162,6 +164,15 @@ class Request:
             # The optimizer divides each gradient where it lies, so memory that two share would be divided twice.
             kept = {"to_write": True, "apart": True, "may_lack": True}
             return processes, asked, entered(params, processes, *scalars, **kept)
+
+
+def _check_one_threshold(optimizer: Optimizer) -> None:
+    if have_thresholds(optimizer.param_groups):
+        raise ValueError(
+            "a parameter group has got 'max_norm', a threshold of its own, since the steps of this optimizer clip. "
+            "They divide all gradients by one number. Call remove() of what clip_at_step or fold_into returned, then "
+            "clip_at_step again."
+        )
 
 
 def _measure_each(
