@@ -72,6 +72,56 @@ def test_calls_that_clip_the_parameters_of_an_idle_optimizer_are_bounded(idle, m
     assert len(guard._window.events) < 12
 
 
+@pytest.fixture
+def waited(idle, monkeypatch):
+    """Yield the parameter, its optimizer and the guard, after more passes and calls than are noted."""
+    monkeypatch.setattr(guard_window, "_MOST_EVENTS", 8)
+    weight, guard = idle
+    for _ in range(10):
+        weight.grad = None
+        weight.backward(torch.tensor([3.0, 4.0]))
+        by_norm([weight])
+    return weight, guard.optimizer, guard
+
+
+def test_of_what_was_not_noted_nothing_is_said(waited):
+    """The first step is clipped as it should be, or by a function of the user's own."""
+    weight, optimizer, guard = waited
+    weight.backward(torch.tensor([3.0, 4.0]))
+    by_norm([weight])
+    for _ in range(2):
+        optimizer.step()
+        weight.grad = torch.tensor([0.6, 0.8])
+    assert (guard.reports, guard.looks) == ([], 2)
+
+
+@pytest.mark.parametrize(
+    ("clips", "kind", "words"),
+    [(True, "before_backward", "came before backward"), (False, "not_clipped", "nothing clipped them between")],
+)
+def test_a_mistake_after_a_long_wait_is_named_when_it_is_known(waited, clips, kind, words):
+    weight, optimizer, guard = waited
+    for step in range(2):
+        weight.grad = None
+        if clips:
+            torch.nn.utils.clip_grad_norm_([weight], 1.0)
+        weight.backward(torch.tensor([3.0, 4.0]))
+        if step == 0:
+            optimizer.step()
+            assert guard.reports == []
+    with pytest.warns(gradclip.ClippingWarning, match=words):
+        optimizer.step()
+    assert [(one.kind, one.step) for one in guard.reports] == [(kind, 2)]
+
+
+def test_what_is_not_finite_is_told_after_a_long_wait(waited):
+    weight, optimizer, guard = waited
+    weight.grad[0] = torch.nan
+    with pytest.warns(gradclip.ClippingWarning, match="so its parameters become NaN"):
+        optimizer.step()
+    assert [one.kind for one in guard.reports] == ["nonfinite"]
+
+
 @pytest.mark.parametrize("passes", [0, 1])
 @pytest.mark.parametrize("steps", [0, 1, 2])
 def test_a_dropped_model_is_freed_before_the_steps_of_its_guarded_optimizer(steps, passes):

@@ -216,7 +216,7 @@ class StepGuard:
             norm,
             self._threshold(),
             window.steps(self._parameters()),
-            window.after_step,
+            window.after_step and not window.full,
             parameters,
             _slack(parameters),
             self._settings.order.p,

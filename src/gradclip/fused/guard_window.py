@@ -16,7 +16,7 @@ import torch
 from gradclip.fused.guard_calls import ClipCall, current_pass
 
 _MOST_EVENTS = 2**12
-"""After so many, backward passes of an optimizer that does not step are no longer noted, and of calls the last."""
+"""After so many, nothing more is noted of an optimizer that does not step. Then only its norms are judged."""
 
 _MOST, _ELEMENTS = 8, 2**22
 """The number of witnesses, and of the elements of gradients of the last step that are kept until the next pass."""
@@ -106,11 +106,13 @@ class Window:
             self.events.append(Event("after", [None] * len(self.witnesses)))
         self.events[-1].norms[number] = _norm(self.witnesses[number].grad)
 
-    def _full(self) -> bool:
+    @property
+    def full(self) -> bool:
+        """Whether it may lack what happened last."""
         return len(self.events) > _MOST_EVENTS
 
     def _is_new_pass(self) -> bool:
-        if self._full():
+        if self.full:
             self.close()
         before, self._pass = self._pass, current_pass()
         return self._pass != before
@@ -127,22 +129,25 @@ class Window:
         Of calls in a row without any of the optimizer's parameters, `mine`, the last is noted: somebody else trains
         another model, and may free it.
         """
+        if self.full:
+            return
         norms = [None] * len(self.witnesses) if call.in_backward else self._norms()
         given = call.parameters
         others = given is not None and not any(id(one) in mine for one in given)
-        if others and self._full():
-            return
         noted = replace(call, parameters=None if given is None else array("Q", map(id, given)))
-        last = self.events[-1] if self.events else None
-        if last is not None and last.call is not None:
-            alike = others and last.of_others and bool(call.count) is bool(last.call.count)
-            if alike or self._full():
-                self.events.pop()
-                norms = [old if new is None else new for old, new in zip(last.norms, norms, strict=True)]
+        last = self.events[-1] if others and self.events else None
+        if last is not None and last.of_others and last.call is not None and bool(call.count) is bool(last.call.count):
+            self.events.pop()
+            norms = [old if new is None else new for old, new in zip(last.norms, norms, strict=True)]
         self.events.append(Event("clip", norms, noted, of_others=others))
 
     def steps(self, parameters: Sequence[Any]) -> list[Step]:
-        """Return what has happened until now, and which of the parameters calls got. This waits for the device."""
+        """Return what has happened, and which of the parameters calls got; nothing if that is not known to the end.
+
+        This waits for the device.
+        """
+        if self.full:
+            return []
         self.events.append(Event("end", self._norms()))
         rows = fetched([[*event.norms, event.whole] for event in self.events])
         return read(self.events, [row[:-1] for row in rows], [row[-1] for row in rows], parameters)
