@@ -1,6 +1,7 @@
 """Optimizers around others: the clipping and the guard go where the step happens, or say what to pass."""
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -108,15 +109,45 @@ def test_one_with_hooks_that_has_more_parameters_steps_itself():
     torch.testing.assert_close(weights[0].detach(), torch.tensor([-0.6, 0.0]))
 
 
+SCHEDULES = {
+    "StepLR": lambda one: torch.optim.lr_scheduler.StepLR(one, 1, gamma=0.5),
+    "ReduceLROnPlateau": torch.optim.lr_scheduler.ReduceLROnPlateau,
+    "in sequence": lambda one: torch.optim.lr_scheduler.SequentialLR(
+        one, [torch.optim.lr_scheduler.ConstantLR(one), torch.optim.lr_scheduler.StepLR(one, 1)], [1]
+    ),
+    "one of the user's own": lambda one: SimpleNamespace(optimizer=one, step=one.step),
+}
+
+
+@pytest.mark.parametrize("make", SCHEDULES.values(), ids=SCHEDULES)
+def test_a_scheduler_stands_for_its_optimizer(make):
+    weight = torch.nn.Parameter(torch.zeros(2))
+    inner = sgd(weight)
+    scheduler = make(inner)
+    clipping, watched = clip_at_step(scheduler, 1.0), gradclip.guard(scheduler, 1.0)
+    weight.grad = torch.tensor([30.0, 40.0])
+    inner.step()
+    watched.remove()
+    clipping.remove()
+    assert (clipping.norm, watched.norm) == (50.0, pytest.approx(1.0))
+    torch.testing.assert_close(weight.detach(), -torch.tensor([0.6, 0.8]) * inner.param_groups[0]["lr"])
+
+
 def engine(module, inner):
     kind = type("Fp32Engine", (Outside,), {"__module__": module})
     return kind(inner, "optimizer")
 
 
+def engine_of_the_user(module, inner):
+    kind = type("Fp32Engine", (type(engine(module, inner)),), {"__module__": "__main__"})
+    return kind(inner, "optimizer")
+
+
+@pytest.mark.parametrize("engine", [engine, engine_of_the_user])
 @pytest.mark.parametrize("module", ["deepspeed.runtime.zero.stage_1_and_2", "megatron.core.optimizer.optimizer"])
 @pytest.mark.parametrize("attach", [lambda one: clip_at_step(one, 1.0), gradclip.guard])
 @pytest.mark.parametrize("wrap", [lambda one: one, lambda one: Outside(one, "optimizer")])
-def test_engines_are_refused(module, attach, wrap):
+def test_engines_are_refused(module, attach, wrap, engine):
     inner = sgd(torch.nn.Parameter(torch.zeros(2)))
     with pytest.raises(TypeError, match=r"got (Fp32Engine|Outside)\. Engines step by themselves.*deepspeed.follow"):
         attach(wrap(engine(module, inner)))

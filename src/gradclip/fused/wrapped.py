@@ -21,12 +21,13 @@ _HOOKS = (
 def unwrapped(optimizer: object) -> Optimizer:
     """Return the optimizer that steps, where others are wrapped around it. Raises TypeError if no step of it is seen.
 
+    What only has an optimizer, such as a learning rate scheduler, stands for that one.
     If the inner optimizer has only some of the parameters, the outer one is returned, where its steps can be seen: in
     PyTorch's ZeroRedundancyOptimizer, the inner one has the share of this process.
     """
     found = optimizer
     for inner in _chain(optimizer):
-        if type(found).__module__.partition(".")[0] in _ENGINES:
+        if any(kind.__module__.partition(".")[0] in _ENGINES for kind in type(found).__mro__):
             raise TypeError(_refusal(optimizer, _OF_ENGINES))
         if isinstance(getattr(found, "param_groups", None), list) and not parameters_of(found) <= parameters_of(inner):
             if _has_hooks(found):
