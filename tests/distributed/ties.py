@@ -2,7 +2,9 @@
 
 import math
 import os
+from contextlib import contextmanager, nullcontext
 from fractions import Fraction
+from unittest import mock
 
 import pytest
 import torch
@@ -11,7 +13,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
 
 import gradclip
-from gradients import parameter
+from gradclip.backends.host import exact
+from gradients import local, parameter
 from worker import run_all
 
 WORLD = int(os.environ.get("WORLD_SIZE", "1"))
@@ -37,9 +40,9 @@ def at_the_threshold_beside_plain_ones():
     values = torch.tensor([3.0] + [0.0] * (WORLD - 2) + [4.0])
     p, plain = parameter(values, mesh(), [Shard(0)]), parameter(torch.tensor([12.0]))
     assert gradclip.clip_grad_norm_([p, plain], 13.0).item() == 13.0
-    for found, exact in ((p.grad.full_tensor(), values), (plain.grad, torch.tensor([12.0]))):
-        torch.testing.assert_close(found, exact, rtol=2.0**-22, atol=0)
-        assert (found <= exact).all()
+    for found, whole in ((p.grad.full_tensor(), values), (plain.grad, torch.tensor([12.0]))):
+        torch.testing.assert_close(found, whole, rtol=2.0**-22, atol=0)
+        assert (found <= whole).all()
 
 
 def a_tie_that_only_some_see():
@@ -72,6 +75,39 @@ def what_cannot_be_told_clips():
     r = parameter(torch.tensor([3 + 4j]))
     assert gradclip.clip_grad_norm_([r], 5.0, math.inf, process_group=dist.group.WORLD).item() == 5.0
     assert r.grad.abs().item() < 5.0
+
+
+@contextmanager
+def written_meanwhile(p):
+    """On the last process, a thread writes NaN to a gradient after the first look at it."""
+
+    def late(*arguments, **options):
+        local(p)[-1:] = math.nan
+        return found(*arguments, **options)
+
+    found = exact.power_sum
+    with mock.patch.object(exact, "power_sum", late) if dist.get_rank() == WORLD - 1 else nullcontext():
+        yield
+
+
+def an_error_of_the_exact_sum_reaches_all():
+    """The sums of the others wait for that of the process that fails, whatever kind of call it is."""
+    values = torch.tensor([3.0] + [0.0] * (WORLD - 2) + [4.0])
+    last, named = dist.get_rank() == WORLD - 1, {"process_group": dist.group.WORLD}
+    for call in (
+        lambda p: gradclip.clip_grad_norm_([p], 5.0),
+        lambda p: gradclip.clip_grad_norm_([{"params": [p], "max_norm": 5.0}], 1.0, **named),
+        lambda p: gradclip.clip_grad_layer_norm_([p], 5.0),
+    ):
+        p = parameter(values, mesh(), [Shard(0)])
+        before = local(p).tolist()
+        words = "An array holds NaN or an infinity that was not there a moment ago"
+        with (
+            written_meanwhile(p),
+            pytest.raises(RuntimeError, match=f"^{words}" if last else f"rank {WORLD - 1}: RuntimeError: {words}"),
+        ):
+            call(p)
+        assert last or local(p).tolist() == before
 
 
 if __name__ == "__main__":

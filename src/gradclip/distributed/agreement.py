@@ -30,6 +30,7 @@ from gradclip.backends.host.arrays import widened
 from gradclip.backends.torch.process_groups import Group
 from gradclip.core.arrays import Arrays
 from gradclip.core.norms import Norm
+from gradclip.distributed.attempts import raise_failed
 from gradclip.distributed.shardings import Shardings
 from gradclip.typing import Threshold
 from gradclip.words import listed
@@ -104,10 +105,7 @@ def raise_problem(told: Sequence[tuple[int, Asked, str, str]]) -> NoReturn:
     """
     problems = [f"rank {rank}: {problem}" for rank, _, _, problem in told if problem]
     if problems:
-        raise RuntimeError(
-            "the call failed on another process, so the norm over all processes is unknown: "
-            f"{listed(problems, '; ')} Nothing has been changed."
-        )
+        raise_failed(problems)
     where = differences(one[:3] for one in told) if told else "max_norm, ord, nonfinite or process groups differ"
     raise ValueError(
         f"the processes passed different arguments: {where}. Pass the same arguments and process groups in every "

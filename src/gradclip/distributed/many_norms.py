@@ -11,7 +11,8 @@ gradient sends nothing for it, in its place. So every process makes the same cal
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from itertools import pairwise
+from functools import partial
+from itertools import chain, pairwise
 from types import ModuleType
 from typing import Any
 
@@ -26,6 +27,7 @@ from gradclip.core.holders import Held, Together
 from gradclip.core.layouts import Groups, Rows, Several
 from gradclip.core.norms import Norm, Order
 from gradclip.core.protocols import Backend
+from gradclip.distributed.attempts import Attempts
 from gradclip.distributed.sent import filled_each, joined, length
 from gradclip.distributed.shardings import Sharding, Shardings
 
@@ -92,11 +94,14 @@ class ManyNorms(Together):
             sharding = shares.sharding_at(place)
             if sharding is not None:
                 places[sharding].append(place)
+        attempts = Attempts()
         sums = {
-            sharding: [self._power_sum(backend, part, order.p, place) for place in chosen]
+            sharding: [attempts.of(partial(self._power_sum, backend, part, order.p, place)) for place in chosen]
             for sharding, chosen in places.items()
         }
-        for sharding, totals in self._shardings.added(sums, add_up).items():
+        found = self._shardings.added(sums, add_up)
+        attempts.check(chain.from_iterable(found.values()))
+        for sharding, totals in found.items():
             for place, total in zip(places[sharding], totals, strict=True):
                 limit = Fraction(float(max_norms[place])) ** int(order.p) if isinstance(total, Fraction) else 0
                 kept[place] = isinstance(total, Fraction) and total <= limit

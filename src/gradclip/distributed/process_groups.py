@@ -55,6 +55,7 @@ from gradclip.core.norms import Norm, Order
 from gradclip.core.protocols import Backend
 from gradclip.core.values import Array
 from gradclip.distributed.agreement import Asked, Replicas, asked, marks, raise_problem, replicas_explained
+from gradclip.distributed.attempts import Attempts
 from gradclip.distributed.lacking import filled as filled_up
 from gradclip.distributed.many_norms import ManyNorms
 from gradclip.distributed.sent import filled, flags
@@ -240,8 +241,10 @@ class ProcessGroups(Holders):
     def _at_most(self, backend: Backend, arrays: Arrays, p: float, max_norm: float) -> bool:
         """Say whether the norm over all processes is at most `max_norm`. False if the exact sum is not available."""
         arrays = backend.chosen(arrays, self._shardings.counting(range(len(arrays))))
-        powers = exact.power_sum(backend, arrays, p) if in_host_memory(backend) else math.nan
+        attempts = Attempts()
+        powers = attempts.of(lambda: exact.power_sum(backend, arrays, p)) if in_host_memory(backend) else math.nan
         _, (total,) = self._shardings.reduced([], [[powers]], operator.add, add_up)
+        attempts.check([total])
         return isinstance(total, Fraction) and total <= Fraction(max_norm) ** int(p)
 
     def _reduced(self, xp: ModuleType, flags: list[Any], known: Sequence[list[Any]]) -> tuple[list[Any], list[Any]]:
