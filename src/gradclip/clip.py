@@ -16,7 +16,7 @@ from gradclip.core.rules import CLIP
 from gradclip.core.scopes import LAYER
 from gradclip.flush_mode import with_subnormals
 from gradclip.functional import clip_groups, leaves_of, norms_of_groups
-from gradclip.leaves import counted, layers_of, raise_named, split_by
+from gradclip.leaves import counted, layers_of, prepared, split_by
 from gradclip.typing import AxisName, Integers, Ord, Policy, Scalar, Threshold, Thresholds, Tree, Where
 
 
@@ -221,19 +221,15 @@ def clip_by_value(tree: Tree, max_value: Threshold, *, where: Where = None, inte
     flat = counted(tree, choice_of(where, integers))
     backend = find(flat.leaves, flat.paths, max_value)
     bound = check_threshold(max_value, "max_value", backend=backend)
-    try:
-        prepared = [backend.prepare(leaf) for leaf in flat.leaves]
-    except TypeError:
-        raise_named(flat)
-        raise
-    check_real(prepared, flat.paths)
+    arrays = prepared(backend, flat)
+    check_real(arrays, flat.paths)
 
     own = bound if isinstance(bound, float) else None
     patterns = backend.types_of(flat.leaves)
 
-    def primal(prepared: Sequence[Any], given: Any, _: None) -> tuple[list[Any], None, list[Any]]:
-        clamped = backend.clamp(backend.enter(prepared), given if own is None else own)
+    def primal(leaves: Sequence[Any], given: Any, _: None) -> tuple[list[Any], None, list[Any]]:
+        clamped = backend.clamp(backend.enter(leaves), given if own is None else own)
         return backend.leave_all(clamped, patterns), None, []
 
     clip = backend.differentiable(primal, ValueRule(own))
-    return flat.rebuild(clip(prepared, scalar_array(max_value), None)[0])
+    return flat.rebuild(clip(arrays, scalar_array(max_value), None)[0])

@@ -20,8 +20,8 @@ from gradclip.core.scopes import LAYER, Scope
 from gradclip.core.several import left_norms, together
 from gradclip.core.units import Adaptive, AdaptiveRule
 from gradclip.core.values import Array
+from gradclip.leaves import names_of
 from gradclip.tree import FlatTree
-from gradclip.unit_axes import names_of
 
 
 def batches_of(

@@ -17,7 +17,7 @@ from gradclip.arguments import check_threshold, check_thresholds, of_each, scala
 from gradclip.backends import any_distributed, whole_scalar
 from gradclip.backends.registry import find
 from gradclip.choice import EVERY, Choice
-from gradclip.core.arrays import Arrays
+from gradclip.core.arrays import Arrays, raise_named
 from gradclip.core.decision import Clipping
 from gradclip.core.holders import ALONE, Holders
 from gradclip.core.layouts import Groups, Rows, Several
@@ -34,12 +34,12 @@ from gradclip.differentiable import Batch, batches_of, shared_threshold
 from gradclip.distributed.mesh_axes import holders_of, over_axes
 from gradclip.distributed.processes import processes_of
 from gradclip.gradients import Gradients
-from gradclip.leaves import counted, raise_named
+from gradclip.leaves import counted, names_of, taken
 from gradclip.ordinary import NO_LIMIT, Ordinary, known_threshold, known_thresholds, read, read_on_device
 from gradclip.parameters import ParameterList
 from gradclip.tree import FlatTree, flattened
 from gradclip.typing import AxisName, Integers, UnitAxis, Where
-from gradclip.unit_axes import check_shapes, names_of, rows_of, scopes_of, with_parameters
+from gradclip.unit_axes import check_shapes, parameters_of, rows_of, scopes_of, with_parameters
 
 _Run = tuple[Sequence[int], Batch, Any, Sequence[Any]]
 """The numbers of norms, the batch that they come from, its thresholds if they are an array, and what is beside it."""
@@ -213,11 +213,7 @@ def _taken(
     if not _in_one_pass(backend, flat.leaves, given):
         return backend, holders, None, checked, given
     with backend.precision():
-        try:
-            return backend, holders, backend.take(flat.leaves), checked, given
-        except TypeError:
-            raise_named(flat)
-            raise
+        return backend, holders, taken(backend, flat.leaves, partial(names_of, flat)), checked, given
 
 
 def _batches(
@@ -246,7 +242,8 @@ def _run(
         try:
             results, found = batch.run(flat.leaves, traced, beside=beside, with_leaves=with_leaves)
         except TypeError:
-            raise_named(flat)
+            raise_named(batch.backend.prepare, flat.leaves, partial(names_of, flat))
+            raise_named(batch.backend.prepare, beside[:1], partial(parameters_of, flat, batch.indices))
             raise
         for place, result in zip(batch.indices if with_leaves else (), results, strict=True):
             clipped[place] = result
@@ -316,7 +313,7 @@ def clip_adaptively_by_scopes(
     adaptive, given = adaptive_of(backend, *both)
     if _in_one_pass(backend, [*flat.leaves, *params], given):
         with backend.precision():
-            following = Following(Adaptive(adaptive.known), backend.take(params))
+            following = Following(Adaptive(adaptive.known), taken(backend, params, partial(parameters_of, flat)))
         return _clip_units_in_one_pass(backend, flat, following, clipping, scopes)
     each, beside = [replace(clipping, max_norm=math.inf)] * len(params), [[param, *given] for param in params]
     return _clip_one_by_one(backend, flat, each, scopes, [None] * len(params), beside, adaptive)
@@ -366,7 +363,7 @@ def _clip_units_in_one_pass(
     asked = replace(clipping, max_norm=thresholds)
     with backend.precision():
         # The kernels scale units only in place.
-        arrays = backend.copied(backend.take(flat.leaves))
+        arrays = backend.copied(taken(backend, flat.leaves, partial(names_of, flat)))
         layout = Rows(scopes, [tuple(x.shape) for x in arrays.sources])
         made = decide(backend, arrays, asked, partial(names_of, flat), layout=layout, holders=ALONE)
         norms = left_norms(backend, layout, made.norm, arrays, flat.leaves)

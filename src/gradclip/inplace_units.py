@@ -10,7 +10,7 @@ from gradclip.arguments import in_place, is_single_threshold
 from gradclip.at_once import clip_at_once, following, numbers
 from gradclip.backends import any_distributed, norms_like, shards_like, whole_scalar
 from gradclip.backends.registry import find
-from gradclip.core.arrays import Arrays
+from gradclip.core.arrays import Arrays, raise_named
 from gradclip.core.decision import Clipping
 from gradclip.core.layouts import Rows
 from gradclip.core.nonfinite import Nonfinite
@@ -220,7 +220,11 @@ def _beside(mine: Taken, weights: Mapping[int, Any], lacking: Collection[int]) -
     present = [i for i, owner in enumerate(gradients.owners) if id(owner) not in lacking]
     grads, beside = ([of[i] for i in present] for of in (gradients.grads, chosen))
     check_shapes(grads, beside, lambda: [gradients.names()[i] for i in present])
-    return mine.backend.enter(list(map(mine.backend.prepare, chosen)))
+    try:
+        return mine.backend.enter(list(map(mine.backend.prepare, chosen)))
+    except TypeError:
+        raise_named(mine.backend.prepare, chosen, lambda: with_parameters(gradients.names())[-len(chosen) :])
+        raise
 
 
 def _clip(

@@ -13,15 +13,17 @@ integers convert them first, with `as_floats`; those that refuse them call `with
 import warnings
 from collections.abc import Callable, Collection, Hashable, Sequence, Set
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from gradclip.backends.registry import entries_of, framework_of, known, load
 from gradclip.choice import EVERY, Choice
-from gradclip.core.arrays import check_dtypes
+from gradclip.core.arrays import Arrays, raise_named
 from gradclip.core.formats import bare_name, dtype_name, is_empty_name, is_integer_name
 from gradclip.core.layouts import Groups
+from gradclip.core.protocols import Backend, ConcreteBackend
 from gradclip.flush_mode import being_compiled
 from gradclip.tree import FlatTree, Sparse, dotted, flatten
 from gradclip.typing import Tree
@@ -109,11 +111,27 @@ def as_floats(tree: Tree) -> Tree:
     return flat.rebuild(_as_float(x) if i in integers else x for i, x in enumerate(flat.leaves)) if integers else tree
 
 
-def raise_named(flat: FlatTree) -> None:
-    """After an error of a dtype: raise it again with the name of the first leaf that cannot be clipped."""
-    named = [(x, path or "the gradient") for x, path in zip(flat.given(), flat.paths(), strict=True)]
-    named = [(x, name) for x, name in named if known(x) and hasattr(x, "dtype")]
-    check_dtypes([x for x, _ in named], lambda: [name for _, name in named])
+def prepared(backend: Backend, flat: FlatTree) -> list[Any]:
+    """Return the leaves as arrays of the backend. Raises a TypeError that names a leaf that cannot be clipped."""
+    try:
+        return [backend.prepare(leaf) for leaf in flat.leaves]
+    except TypeError:
+        raise_named(backend.prepare, flat.leaves, partial(names_of, flat))
+        raise
+
+
+def taken(backend: ConcreteBackend, leaves: Sequence[Any], names: Callable[[], Sequence[str]]) -> Arrays:
+    """Return the leaves as arrays whose values are known. Raises likewise."""
+    try:
+        return backend.take(leaves)
+    except TypeError:
+        raise_named(backend.prepare, leaves, names)
+        raise
+
+
+def names_of(flat: FlatTree) -> list[str]:
+    """Return the name of each leaf, for errors."""
+    return [path or "the gradient" for path in flat.paths()]
 
 
 def is_integer(leaf: object) -> bool:

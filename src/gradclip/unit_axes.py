@@ -10,7 +10,7 @@ from gradclip.backends.registry import entries_of, entry_of, known, load
 from gradclip.core.layouts import Rows
 from gradclip.core.scopes import Scope, units_along, units_of_layer
 from gradclip.core.values import shape_of
-from gradclip.leaves import counted, first_sparse, is_integer
+from gradclip.leaves import counted, first_sparse, is_integer, names_of
 from gradclip.parameters import ParameterList
 from gradclip.tree import FlatTree, Sparse
 from gradclip.typing import Thresholds, UnitAxis
@@ -184,11 +184,12 @@ def _once(owners: Sequence[Any], weights: Sequence[Any]) -> dict[int, Any]:
     return found
 
 
-def names_of(flat: FlatTree) -> list[str]:
-    """Return the name of each leaf, for errors."""
-    return [path or "the gradient" for path in flat.paths()]
-
-
 def with_parameters(names: Sequence[str]) -> list[str]:
     """Return the names of gradients, then of their parameters, for errors."""
     return [*names, *(f"the parameter of {name}" for name in names)]
+
+
+def parameters_of(flat: FlatTree, indices: Sequence[int] | None = None) -> list[str]:
+    """Return the names of the parameters of all leaves, or of those at `indices`, for errors."""
+    names = with_parameters(names_of(flat))[len(flat.leaves) :]
+    return names if indices is None else [names[index] for index in indices]

@@ -8,8 +8,8 @@ import numpy as np
 from gradclip.backends.framework import Framework
 from gradclip.backends.host.arrays import HostArray, widened
 from gradclip.backends.registry import entry_of, load, named
-from gradclip.core.arrays import check_dtypes
-from gradclip.core.formats import BFLOAT16, dtype_name
+from gradclip.core.arrays import check_dtypes, raise_named
+from gradclip.core.formats import BFLOAT16, dtype_name, is_quantized_name
 
 
 def framework_of(leaf: object) -> Framework:
@@ -20,12 +20,20 @@ def framework_of(leaf: object) -> Framework:
 def host_arrays(leaves: Sequence[Any], names: Callable[[], Sequence[str]]) -> list[HostArray]:
     """Return leaves as arrays in host memory, copied only from devices. Raises TypeError for unsupported dtypes."""
     # Report a wrong dtype before copying anything from a device. For quantized tensors, `on_host` has its own error.
-    known = [i for i, x in enumerate(leaves) if hasattr(x, "dtype") and not dtype_name(x).startswith(("qint", "quint"))]
+    known = [i for i, x in enumerate(leaves) if hasattr(x, "dtype") and not is_quantized_name(dtype_name(x))]
     check_dtypes([leaves[i] for i in known], lambda: [names()[i] or "the tree" for i in known])
-    arrays = [framework_of(leaf).on_host(leaf) for leaf in leaves]
+    try:
+        arrays = list(map(_on_host, leaves))
+    except TypeError:
+        raise_named(_on_host, leaves, lambda: [name or "the tree" for name in names()])
+        raise
     # Check again: lists and the like had no dtype before the conversion.
     check_dtypes(arrays, lambda: [name or "the tree" for name in names()])
     return arrays
+
+
+def _on_host(leaf: object) -> HostArray:
+    return framework_of(leaf).on_host(leaf)
 
 
 def fetched(values: Sequence[Any]) -> list[np.ndarray]:

@@ -5,7 +5,16 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self, TypeVar
 
-from gradclip.core.formats import FLOAT32, SUPPORTED, Format, bare_name, dtype_name, format_named, is_complex_name
+from gradclip.core.formats import (
+    FLOAT32,
+    SUPPORTED,
+    Format,
+    bare_name,
+    dtype_name,
+    format_named,
+    is_complex_name,
+    is_quantized_name,
+)
 from gradclip.core.scopes import Scope
 from gradclip.core.values import Array, elements_of
 
@@ -101,3 +110,14 @@ def check_dtypes(arrays: Sequence[Any], names: Callable[[], Sequence[str]]) -> N
             if dtype_name(x).startswith("key<"):
                 advice = "It is a key for random numbers, not a gradient: leave it out of the tree."
             raise TypeError(f"{name} has dtype {dtype_name(x)}, which cannot be clipped. {advice}")
+
+
+def raise_named(take: Callable[[Any], object], leaves: Sequence[Any], names: Callable[[], Sequence[str]]) -> None:
+    """After an error of `take`: raise a TypeError that names the first leaf that it refuses."""
+    for leaf, name in zip(leaves, names(), strict=True):
+        try:
+            take(leaf)
+        except TypeError as error:
+            if hasattr(leaf, "dtype") and not is_quantized_name(dtype_name(leaf)):  # for those, `take` knows better
+                check_dtypes([leaf], lambda name=name: [name])  # type: ignore[misc]
+            raise TypeError(f"{name}: {error}") from error

@@ -100,6 +100,11 @@ def is_integer_name(dtype: str) -> bool:
     return dtype.startswith(("int", "uint", "bool"))
 
 
+def is_quantized_name(dtype: str) -> bool:
+    """Say whether a dtype holds integers that stand for other numbers."""
+    return dtype.startswith(("qint", "quint"))
+
+
 def is_empty_name(dtype: str) -> bool:
     """Say whether a dtype holds no numbers at all."""
     return dtype in _WITHOUT_VALUES

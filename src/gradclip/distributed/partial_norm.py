@@ -30,7 +30,7 @@ from gradclip.core.protocols import Backend
 from gradclip.core.rules import CLIP
 from gradclip.distributed.partial_text import from_plain, number, plain, refuse_constant
 from gradclip.flush_mode import with_subnormals
-from gradclip.leaves import counted_part
+from gradclip.leaves import counted_part, prepared
 from gradclip.typing import Integers, Ord, Policy, Threshold, Tree, Where
 from gradclip.words import shown
 
@@ -188,7 +188,7 @@ class PartialNorm:
             holders.check_finite()
             policy = PROPAGATE
         with backend.precision():
-            arrays = backend.enter([backend.prepare(leaf) for leaf in flat.leaves])
+            arrays = backend.enter(prepared(backend, flat))
             if not arrays:
                 return flat.rebuild([])
             clipping = Clipping(threshold, Order(self.ord), policy, CLIP)
@@ -275,7 +275,7 @@ def partial_norm(tree: object, ord: Ord = 2, *, where: Where = None, integers: I
             "partial_norm needs concrete values, but got traced arrays. Call it outside jit, vmap and tf.function."
         )
     with backend.precision():
-        arrays = backend.enter([backend.prepare(leaf) for leaf in flat.leaves])
+        arrays = backend.enter(prepared(backend, flat))
         return _measured(backend, arrays, order)
 
 

@@ -26,7 +26,7 @@ from gradclip.core.values import elements_of
 from gradclip.flush_mode import with_subnormals
 from gradclip.functional import clip_by_scopes
 from gradclip.integrations import needed_for
-from gradclip.leaves import without_integers
+from gradclip.leaves import prepared, without_integers
 from gradclip.tree import flatten
 from gradclip.unit_axes import scopes_beside
 from gradclip.words import typed
@@ -148,6 +148,6 @@ def _scaled(t_list: list[Gradient | None], clip_norm: Any, use_norm: Any) -> Any
     flat, backend = flatten(t_list), Graph(visible=tf.executing_eagerly())
     threshold = check_threshold(clip_norm, "clip_norm")
     norm = backend.scalar(check_norm(use_norm, "use_norm", backend=backend), ())
-    arrays = backend.enter(list(map(backend.prepare, flat.leaves)))
+    arrays = backend.enter(prepared(backend, flat))
     spoiled = tf.where(tf.math.is_inf(norm), tf.constant(math.nan, norm.dtype), norm)
     return flat.rebuild(from_norm(backend, spoiled, threshold, arrays).scaled(backend))

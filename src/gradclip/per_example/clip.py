@@ -14,7 +14,7 @@ from gradclip.backends.imported import exportable
 from gradclip.backends.registry import find, framework_of, ways_to_examples
 from gradclip.core.values import shape_of
 from gradclip.flush_mode import with_subnormals
-from gradclip.leaves import first_sparse, raise_named, summed
+from gradclip.leaves import first_sparse, prepared, summed
 from gradclip.ordinary import known_threshold, read
 from gradclip.per_example.settings import PerExampleSettings
 from gradclip.per_example.sums import Group, nothing, summed_at_once
@@ -138,11 +138,7 @@ def clip_examples(grads: Tree, settings: PerExampleSettings, mask: Mask) -> tupl
     plan = Grouping.of(flat, settings)
     backend = find(flat.leaves, flat.paths, *plan.thresholds, mask)
     backend.check_sum_dtype(settings.dtype_of_sums)
-    try:
-        prepared = [backend.prepare(leaf) for leaf in flat.leaves]
-    except TypeError:
-        raise_named(flat)
-        raise
+    arrays = prepared(backend, flat)
     check_batch(flat, flat.leaves, mask)
     inside = None if mask is None else backend.booleans(mask)
     outline = flat.outline(backend.types_of(flat.leaves))
@@ -151,7 +147,7 @@ def clip_examples(grads: Tree, settings: PerExampleSettings, mask: Mask) -> tupl
     for indices, threshold, share in zip(plan.groups, plan.thresholds, plan.shares, strict=True):
         if indices:
             group = Group.of(backend, outline, indices, settings, share)
-            made, norm, count = group.clip([prepared[i] for i in indices], threshold, inside)
+            made, norm, count = group.clip([arrays[i] for i in indices], threshold, inside)
         else:
             made, norm, count = nothing(backend, shape_of(flat.leaves[0])[:1], outline.leaves)
         sums.update(zip(indices, made, strict=True))

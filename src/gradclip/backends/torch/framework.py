@@ -125,6 +125,8 @@ class PyTorch(Framework):
 
     def first_sparse(self, leaves: Sequence[Any]) -> Sparse | None:
         for index, leaf in enumerate(leaves):
+            if getattr(leaf, "is_nested", False):
+                return Sparse(index, "a nested tensor", ".to_padded_tensor(0.0)")
             if getattr(leaf, "layout", torch.strided) is not torch.strided:
                 return Sparse(index, f"a {leaf.layout} tensor", ".to_dense()")
         return None
