@@ -206,7 +206,9 @@ def test_gradients_of_a_closure_are_clipped():
         (lambda: QuantileClip([parameters(1)[0] * 2]), ValueError, "computed from others"),
         (lambda: QuantileClip([{"params": set(parameters())}]), TypeError, "got a set"),
         (lambda: QuantileClip(parameters(), quantile=1.1), ValueError, "quantile must be"),
-        (lambda: QuantileClip(parameters(), history_length=0), ValueError, "window must be"),
+        (lambda: QuantileClip(parameters(), history_length=0), ValueError, "history_length must be"),
+        (lambda: QuantileClip(parameters(), history_length=1.5), TypeError, "history_length must be a whole number"),
+        (lambda: QuantileClip(parameters(), quantile="big"), TypeError, "quantile must be a number, got 'big'"),
     ],
 )
 def test_what_is_refused(make, kind, words):

@@ -67,7 +67,7 @@ def test_orders(norm_type, norm):
 
 @pytest.mark.parametrize("norm_type", [0, 0.5, -1, "2", "fro", math.nan, True], ids=repr)
 def test_unknown_orders(norm_type):
-    with pytest.raises(ValueError, match="ord must be a number >= 1"):
+    with pytest.raises(ValueError, match="norm_type must be a number >= 1"):
         clip_grad_norm(EXAMPLE, 5.0, norm_type)
 
 

@@ -294,6 +294,6 @@ def test_updates_in_place_of_unknown_dtypes_are_an_error(call):
 def test_a_threshold_that_is_none_is_an_error():
     new = [np.array([3.0, 4.0])]
     for call in (lambda: compute_clip_model_update(new, [np.zeros(2)], -1.0), lambda: clip_inputs_inplace(new, -1.0)):
-        with pytest.raises(ValueError, match="max_norm must not be negative"):
+        with pytest.raises(ValueError, match="clipping_norm must not be negative"):
             call()
     assert new[0].tolist() == [3.0, 4.0]

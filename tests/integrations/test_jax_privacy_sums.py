@@ -204,3 +204,20 @@ def test_errors():
     for module in (peer, ours):
         with pytest.raises(ValueError, match=r"[Bb]atch"):
             module.clipped_grad(loss, l2_clip_norm=1.0, batch_argnums=(1, 2))(PARAMS, X, Y[:3])
+
+
+@pytest.mark.parametrize(
+    ("threshold", "error", "message"),
+    [
+        (-1.0, ValueError, "not be negative"),
+        (None, TypeError, "a real number .*, got None"),
+        ("big", TypeError, "a real number .*, got 'big'"),
+        ([1.0, "big"], TypeError, "a real number .*, got 'big'"),
+    ],
+)
+def test_thresholds_are_called_l2_clip_norm(threshold, error, message):
+    for make in (ours.clipped_grad, ours.clipped_fun):
+        with pytest.raises(error, match=f"^l2_clip_norm must (be )?{message}"):
+            make(loss, l2_clip_norm=threshold)
+        with pytest.raises(ValueError, match=r"^l2_clip_norm holds no thresholds, got \{\}"):
+            make(loss, l2_clip_norm={})

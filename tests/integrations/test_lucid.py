@@ -123,7 +123,7 @@ def test_orders(norm_type, norm):
 def test_unknown_orders(norm_type):
     ps = numpy_pair()
     for call in (lambda: clip_grad_norm(ps, 1.0, norm_type), lambda: grad_norm(ps, norm_type)):
-        with pytest.raises(ValueError, match="ord must be a number >= 1"):
+        with pytest.raises(ValueError, match="norm_type must be a number >= 1"):
             call()
     assert grads(ps) == [3.0, 4.0]
 

@@ -256,7 +256,7 @@ def test_gradients_that_were_used_are_refused():
 def test_thresholds_are_checked_when_the_optimizer_is_made():
     with pytest.raises(ValueError, match=r"max_grad_norm must not be negative or NaN, got -1\.0"):
         made(DPOptimizer, max_grad_norm=-1.0)
-    with pytest.raises(ValueError, match="no noise can hide one example: max_norm must be finite"):
+    with pytest.raises(ValueError, match="max_grad_norm must be finite, or no noise can hide one example"):
         made(DPOptimizer, max_grad_norm=math.inf, noise_multiplier=1.0)
     made(DPOptimizer, max_grad_norm=math.inf)
 

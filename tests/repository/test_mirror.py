@@ -32,6 +32,7 @@ TESTED_ELSEWHERE = {
     "per_example/ghost/products_torch": "tests/per_example/ghost/test_products.py compares all frameworks with NumPy",
     "integrations/flower": "needs Flower: tests/trainers/test_flower.py",
     "integrations/flower_replies": "needs Flower: tests/trainers/test_flower_replies.py",
+    "integrations/flower_settings": "needs Flower: tests/trainers/test_flower_settings.py",
     "integrations/flower_strategies": "needs Flower: tests/trainers/test_flower_strategies.py",
     "fused/optimizers": "fused optimizers, which tests/fused/test_fold.py has step",
     "integrations/lightning": "needs Lightning, by which tests/trainers/test_lightning.py trains",

@@ -134,6 +134,14 @@ def test_the_clipping_of_the_trainer_is_an_error(tmp_path, settings):
         runner.train()
 
 
+@pytest.mark.parametrize(
+    ("value", "error"), [("big", TypeError), (None, TypeError), ([1.0], TypeError), (-1.0, ValueError)]
+)
+def test_a_threshold_that_is_none_is_an_error(value, error):
+    with pytest.raises(error, match=r"^max_norm must "):
+        ClipCallback(value)
+
+
 def test_the_default_of_the_trainer_clips(tmp_path):
     args = TrainingArguments(tmp_path, use_cpu=True, report_to="none")
     with pytest.raises(ValueError, match=r"max_grad_norm is 1\.0, by default 1\.0"):

@@ -22,8 +22,6 @@ from gradclip.core.values import Array
 from gradclip.typing import HasDtype, Scalar
 from gradclip.words import typed
 
-_LARGEST_WINDOW = 2**15  # its square fits 32 bits, the only integers JAX has by default
-
 
 @dataclass(frozen=True)
 class QuantileThreshold:
@@ -105,7 +103,7 @@ class QuantileThreshold:
         checked = {
             "factor": check_between("factor", self.factor, 2.0**-64, 2.0**64),
             "quantile": check_between("quantile", self.quantile, 0.0, 1.0),
-            "window": check_window("window", self.window, _LARGEST_WINDOW),
+            "window": check_window("window", self.window),
             **{name: check_between(name, getattr(self, name), 0.0, math.inf) for name in ("initial", "lower", "upper")},
         }
         for name, value in checked.items():

@@ -8,6 +8,8 @@ from typing import Any
 from gradclip.backends.registry import framework_of, names_of_all
 from gradclip.words import typed
 
+_LARGEST_WINDOW = 2**15  # its square fits 32 bits, the only integers JAX has by default
+
 
 def check_between(name: str, value: object, low: float, high: float, *, above_low: bool = False) -> float:
     """Return a number from `low` to `high`, both allowed; `low` is not allowed with `above_low`.
@@ -26,7 +28,7 @@ def check_between(name: str, value: object, low: float, high: float, *, above_lo
     return number
 
 
-def check_window(name: str, value: object, most: int) -> int:
+def check_window(name: str, value: object, most: int = _LARGEST_WINDOW) -> int:
     """Return a number of norms. Raises TypeError unless it is a whole number, ValueError unless it is 1 to `most`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name} must be a whole number, got {typed(value)}.")

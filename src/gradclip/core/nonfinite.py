@@ -62,8 +62,7 @@ class Nonfinite:
         """Raise a ValueError if the policy needs the values and the call is traced."""
         if self.raises and not backend.visible:
             raise ValueError(
-                "nonfinite='raise' needs the values of the gradients, which a traced call does not have. Call it "
-                "outside jit and vmap, or pass nonfinite='skip' and check the returned norm."
+                f"nonfinite='raise' needs the values of the gradients, which a traced call does not have. {OUTSIDE}"
             )
 
     def settled(self, backend: Backend, finite: Any, coefficient: Coefficient) -> Coefficient:
@@ -95,6 +94,8 @@ SKIP = Nonfinite("skip", blanks=True)
 _POLICIES = {policy.name: policy for policy in (PROPAGATE, RAISE, ZERO, SKIP)}
 
 
+OUTSIDE = "Call it outside jit and vmap, or pass nonfinite='skip' and check the returned norm."
+"""The advice in an error about "raise" in traced code. Integrations that trace replace it."""
 TO_GO_ON = "To go on, skip this step, or pass nonfinite='skip' or 'zero'."
 """The advice in an error about NaN or infinity. Integrations without `nonfinite=` replace it."""
 

@@ -49,10 +49,10 @@ class Order:
         object.__setattr__(self, "extreme", self.p in (math.inf, -math.inf))
 
     @classmethod
-    def parse(cls, ord: object) -> "Order":
+    def parse(cls, ord: object, name: str = "ord") -> "Order":
         """Return the order that a user passes: a number >= 1, `inf`, `-inf`, these as strings, or None for 2.
 
-        Raises ValueError for anything else.
+        Raises ValueError for anything else. Its message calls the order `name`.
         """
         if isinstance(ord, Order):
             return ord
@@ -73,7 +73,8 @@ class Order:
         if hasattr(ord, "shape") or isinstance(ord, dict | list | tuple):
             advice = "To measure several arrays together, pass them as one list, in the first place."
         raise ValueError(
-            f"ord must be a number >= 1, inf, -inf, 'inf', '-inf' or None (which means 2), got {shown(ord)}. {advice}"
+            f"{name} must be a number >= 1, inf, -inf, 'inf', '-inf' or None (which means 2), got {shown(ord)}. "
+            f"{advice}"
         )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from gradclip.adaptive.holder import AdaptiveNorm
 from gradclip.adaptive.quantile import QuantileThreshold
+from gradclip.adaptive.settings import check_window
 from gradclip.inplace import clip_grad_norm_
 from gradclip.integrations import needed_for
 
@@ -208,8 +209,8 @@ class OptimizerWithClipping(torch.optim.Optimizer):
 
 
 def _rule(settings: Group) -> QuantileThreshold:
-    quantile = float(settings["quantile"])
-    return QuantileThreshold(factor=1.0, quantile=quantile, window=settings["history_length"])
+    window = check_window("history_length", settings["history_length"])
+    return QuantileThreshold(factor=1.0, quantile=settings["quantile"], window=window)
 
 
 def _holder(settings: Group, norms: Iterable[Any]) -> AdaptiveNorm:

@@ -7,6 +7,7 @@ holds exactly, no epsilon is added to the norm, gradients are not concatenated, 
 from typing import Literal, overload
 
 from gradclip.clip import clip_by_global_norm
+from gradclip.core.norms import Order
 from gradclip.integrations import needed_for
 from gradclip.leaves import as_floats
 from gradclip.typing import Ord, Tree
@@ -52,6 +53,7 @@ def clip_grad_norm(
     >>> clip_grad_norm({"w": jnp.array([3.0, 4.0])}, 10.0, return_norm=True)
     ({'w': Array([3., 4.], dtype=float32)}, Array(5., dtype=float32))
     """
+    Order.parse(norm_type, "norm_type")
     arrays = as_floats(jax.tree.map(jnp.asarray, grad))
     clipped, norm = clip_by_global_norm(arrays, max_norm, ord=norm_type)
     return (clipped, jnp.asarray(norm)) if return_norm else clipped

@@ -32,6 +32,7 @@ import numpy as np
 from gradclip.clip import global_norm
 from gradclip.integrations import needed_for
 from gradclip.integrations.flower_replies import RefusedError, arrays_like, counted, metrics_of
+from gradclip.integrations.flower_settings import check_numbers
 from gradclip.integrations.flower_updates import clipped_parameters
 
 with needed_for("flower"):
@@ -61,6 +62,10 @@ class _Private:
     noise_multiplier: float
     clipping_norm: float
     num_sampled_clients: int
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        check_numbers(super().__init__, args, kwargs)
+        super().__init__(*args, **kwargs)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -124,7 +124,7 @@ def adaptive_clip_inputs_inplace(input_arrays: MutableSequence[Any], clipping_no
     (True, [[0.6], 0.8])
     """
     floats = _floats(input_arrays)
-    clipping_norm = check_threshold(clipping_norm)
+    clipping_norm = check_threshold(clipping_norm, "clipping_norm")
     finite = all(np.isfinite(x).all() for x in floats)
     if finite and norm_at_most(floats, clipping_norm):
         return False
@@ -154,7 +154,7 @@ def compute_adaptive_clip_model_update(param1: MutableSequence[Any], param2: Arr
     >>> [x.round(4).tolist() for x in new]
     [[1.5, 2.0], 6.0]
     """
-    made = clipped_parameters(param1, param2, clipping_norm)
+    made = clipped_parameters(param1, param2, check_threshold(clipping_norm, "clipping_norm"))
     param1[:] = made.parameters
     return made.clipped
 

@@ -18,6 +18,7 @@ from gradclip.per_example.call_arguments import positions
 from gradclip.per_example.settings import PerExampleSettings
 from gradclip.tree import flatten
 from gradclip.typing import Method, Policy, Thresholds
+from gradclip.words import shown
 
 
 def clipped_fun(
@@ -72,8 +73,7 @@ def clipped_fun(
     rescale_to_unit_norm = check_flag("rescale_to_unit_norm", rescale_to_unit_norm)
     nan_safe = check_flag("nan_safe", nan_safe)
     has_aux, return_norms = check_flag("has_aux", has_aux), check_flag("return_norms", return_norms)
-    for threshold in flatten(l2_clip_norm).leaves:
-        check_threshold(threshold, "l2_clip_norm")
+    _check_thresholds(l2_clip_norm)
     if grid_scale is not None:
         check_grid_scale(grid_scale, l2_clip_norm, rescale_to_unit_norm, normalize_by, nan_safe)
         dtype = None
@@ -108,6 +108,15 @@ def clipped_fun(
     largest = bound_of(l2_clip_norm, to_unit=rescale_to_unit_norm)
     bound = float(grid_scale) if grid_scale else divided(largest, clipped.normalize_by)
     return BoundedSensitivityCallable(call, bound if nan_safe else math.inf, has_aux or return_norms, clipped)
+
+
+def _check_thresholds(l2_clip_norm: Thresholds) -> None:
+    """Raise for a threshold that is none, before `max_norm` is the name of them all."""
+    thresholds = [l2_clip_norm] if is_single_threshold(l2_clip_norm) else flatten(l2_clip_norm).leaves
+    if not thresholds:
+        raise ValueError(f"l2_clip_norm holds no thresholds, got {shown(l2_clip_norm)}. Pass a number.")
+    for threshold in thresholds:
+        check_threshold(threshold, "l2_clip_norm")
 
 
 def clipped_grad(
@@ -171,6 +180,7 @@ def clipped_grad(
     has_aux, nan_safe = check_flag("has_aux", has_aux), check_flag("nan_safe", nan_safe)
     for name, flag in (("return_values", return_values), ("return_grad_norms", return_grad_norms)):
         check_flag(name, flag)
+    _check_thresholds(l2_clip_norm)
     transforms.clipped_grad(fun, l2_clip_norm, argnums=argnums, batch_argnums=batch_argnums, prng_argnum=prng_argnum)
     argnums = argnums if isinstance(argnums, int) else tuple(argnums)
     needs_gradients = {

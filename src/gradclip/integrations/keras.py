@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from gradclip.arguments import check_threshold
 from gradclip.clip import clip_by_global_norm, clip_by_layer_norm, clip_by_value, global_norm
-from gradclip.core.nonfinite import Nonfinite
+from gradclip.core.nonfinite import OUTSIDE, Nonfinite
 from gradclip.integrations import needed_for
 from gradclip.typing import Policy, Scalar
 from gradclip.words import shown
@@ -35,6 +35,7 @@ _ADAPTIVE = (
     "    history = rule.observe(history, norm)\n"
     "    optimizer.apply(clipped, model.trainable_variables)"
 )
+_EAGERLY = "Compile the model with run_eagerly=True, or pass nonfinite='skip' and read last_norm."
 OF_KERAS = ("clipnorm", "global_clipnorm", "clipvalue")
 
 
@@ -155,7 +156,12 @@ class _Clipping(keras.optimizers.Optimizer):
         return _unpickled, (next(cls for cls in type(self).__mro__ if cls.__module__ != __name__), *saved)
 
     def _clip_gradients(self, grads: Sequence[Any]) -> list[Any]:
-        results, norms = SCOPES[self.scope](list(grads), self.max_norm, self.nonfinite)
+        try:
+            results, norms = SCOPES[self.scope](list(grads), self.max_norm, self.nonfinite)
+        except ValueError as error:
+            if OUTSIDE not in str(error):
+                raise
+            raise ValueError(str(error).replace(OUTSIDE, _EAGERLY)) from None
         self._norm.assign(_largest(norms, self.nonfinite))
         self._clipped_steps.assign_add(ops.cast(ops.any(norms > self.max_norm), self._clipped_steps.dtype))
         return results

@@ -18,6 +18,7 @@ import numpy as np
 
 from gradclip import inplace, inplace_given
 from gradclip.arguments import check_threshold
+from gradclip.core.norms import Order
 from gradclip.parameters import checked_list
 from gradclip.typing import HasGrad, Ord, Parameters, Scalar
 
@@ -36,7 +37,7 @@ def grad_norm(parameters: Parameters, norm_type: Ord = 2) -> Scalar:
     Errors are those of `gradclip.grad_norm`. The signature is that of lucid-dl 2.7.
     """
     listed = checked_list(parameters)
-    return _as_lucid(inplace.grad_norm(_Holders(listed).holders, norm_type, integers="raise"), listed)
+    return _as_lucid(inplace.grad_norm(_Holders(listed).holders, _order(norm_type), integers="raise"), listed)
 
 
 def clip_grad_norm(parameters: Parameters, max_norm: float, norm_type: Ord = 2, eps: float = 1e-7) -> Scalar:
@@ -61,13 +62,13 @@ def clip_grad_norm(parameters: Parameters, max_norm: float, norm_type: Ord = 2, 
     """
     if not (isinstance(eps, numbers.Real) and eps >= 0):
         raise ValueError(f"eps must be a number >= 0, got {eps!r}. The default is 1e-7.")
+    order, threshold = _order(norm_type), check_threshold(max_norm)
     listed = checked_list(parameters)
     arrays = _Holders(listed)
-    threshold = check_threshold(max_norm)
-    norm = inplace.grad_norm(arrays.holders, norm_type, integers="raise")
+    norm = inplace.grad_norm(arrays.holders, order, integers="raise")
     if threshold < float(norm) < math.inf:
         threshold *= float(norm) / (float(norm) + float(eps))
-    norm = inplace.clip_grad_norm_(arrays.holders, threshold, norm_type, integers="raise")
+    norm = inplace.clip_grad_norm_(arrays.holders, threshold, order, integers="raise")
     arrays.replace_mlx()
     return _as_lucid(norm, listed)
 
@@ -80,6 +81,10 @@ def clip_grad_value(parameters: Parameters, clip_value: float) -> None:
     arrays = _Holders(checked_list(parameters))
     inplace_given.clip_grad_value_(arrays.holders, clip_value, integers="raise")
     arrays.replace_mlx()
+
+
+def _order(norm_type: object) -> Order:
+    return Order.parse(norm_type, "norm_type")
 
 
 class _Holders:

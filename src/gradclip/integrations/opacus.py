@@ -166,7 +166,7 @@ def _check_supported(module: torch.nn.Module, clipping: str, grad_sample_mode: s
             "gradclip's PrivacyEngine does not support modules under FSDP. Pass the module in "
             "opacus.distributed.DifferentiallyPrivateDistributedDataParallel."
         )
-    if (clipping, distributed) not in _KINDS:
+    if not isinstance(clipping, str) or (clipping, distributed) not in _KINDS:
         known = sorted(kind for kind, over_processes in _KINDS if over_processes is distributed)
         where = "over several processes" if distributed else "in one process"
         raise NotImplementedError(f"clipping={clipping!r} is not supported {where}. Pass one of {known}.")

@@ -21,8 +21,8 @@ from functools import lru_cache
 from typing import Any
 
 from gradclip.adaptive.private import PrivateQuantile
-from gradclip.arguments import check_threshold
 from gradclip.integrations import needed_for
+from gradclip.integrations.opacus_settings import check_settings
 from gradclip.per_example.clip import per_example_clip
 from gradclip.per_example.sensitivity import Sensitivity, clipped_sum_sensitivity
 from gradclip.words import listed
@@ -60,14 +60,15 @@ class DPOptimizer(optimizers.DPOptimizer):
 
     """
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)
+    _each_alone = False
+
+    def __init__(self, optimizer: torch.optim.Optimizer, *args: object, **kwargs: object) -> None:
+        check_settings(kwargs, optimizer, each_alone=self._each_alone)
+        super().__init__(optimizer, *args, **kwargs)
         self.num_nonfinite = 0
         self._examples = 0
         self._noised: Sequence[torch.Tensor] = ()
         self.names: Mapping[torch.Tensor, str] = {}
-        for threshold in _as_tuple(self._max_norm):
-            check_threshold(threshold, "max_grad_norm")
         self._std(expected=0)
 
     def clip_and_accumulate(self) -> None:
@@ -190,6 +191,8 @@ class DPPerLayerOptimizer(DPOptimizer, optimizers.DPPerLayerOptimizer):
 
     The noise is for the root of the sum of their squares. Schedulers of `max_grad_norm` change neither.
     """
+
+    _each_alone = True
 
     @property
     def _max_norm(self) -> float | list[float]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gradclip.adaptive.holder import AdaptiveNorm
+from gradclip.arguments import check_threshold
 from gradclip.integrations import needed_for
 from gradclip.typing import Meshes, Ord, Policy, ProcessGroups, Threshold
 from gradclip.words import with_advice
@@ -74,7 +75,7 @@ class ClipCallback(TrainerCallback, ExportableState):
                 "restore_callback_states_from_checkpoint=True makes callbacks again from the checkpoint, which cannot "
                 "hold an AdaptiveNorm, a monitor or processes. Leave it out: ClipCallback goes on where it was anyway."
             )
-        self._max_norm = max_norm
+        self._max_norm = max_norm if isinstance(max_norm, AdaptiveNorm) else check_threshold(max_norm)
         self._plain: dict[str, Any] = {"ord": ord, "nonfinite": nonfinite}
         self._more: dict[str, Any] = {"process_group": process_group, "mesh": mesh, "monitor": monitor}
         self.clipping: StepClipping | None = None
