@@ -93,3 +93,88 @@ def test_results_without_kernels_have_the_same_bits(tmp_path):
     )
     assert len(printed.splitlines()) == 4
     assert len(set(printed.splitlines())) == 1
+
+
+def thresholds(rule, like, norms):
+    """Return the thresholds before each norm, with those of the state that is left."""
+    state, found = rule.init(like), []
+    for norm in norms:
+        found.append(rule.max_norm(state))
+        state = rule.observe(state, norm)
+    return np.array([*found, rule.max_norm(state)])
+
+
+NORMS = np.exp(np.random.default_rng(0).normal(size=40))
+RULES = {
+    "SpreadThreshold": lambda: thresholds(gradclip.SpreadThreshold(), np.zeros(()), NORMS),
+    "QuantileThreshold": lambda: thresholds(gradclip.QuantileThreshold(factor=1.3), np.zeros((), np.float32), NORMS),
+    "SteadyThreshold": lambda: thresholds(gradclip.SteadyThreshold(factor=1.3), np.zeros(()), NORMS),
+    "SpreadThreshold, layers": lambda: layered(gradclip.SpreadThreshold()),
+    "PrivateQuantile": lambda: private(gradclip.PrivateQuantile(initial=1.3)),
+    "gradient_noise": lambda: np.array([gradclip.PrivateQuantile.gradient_noise(z, 5.3) for z in (0.7, 1.1, 2.2)]),
+}
+
+
+def layered(rule):
+    history = rule.init(np.zeros(()), shape=(4,))
+    for norms in NORMS.reshape(10, 4):
+        history = rule.observe(history, norms)
+    return rule.max_norm(history)
+
+
+def private(rule):
+    state, found = rule.init(np.zeros(())), []
+    for noised in (0.3, 0.8, 0.55):
+        state = rule.observe_fraction(state, noised)
+        found.append(rule.max_norm(state))
+    return np.array(found)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("name", RULES)
+def test_thresholds_have_the_same_bits(name, direction):
+    expected = RULES[name]()
+    with rounding(direction):
+        found = RULES[name]()
+    assert found.tobytes() == expected.tobytes()
+
+
+@pytest.mark.after_error
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_noise_has_the_same_bits(direction):
+    sensitivity = gradclip.clipped_sum_sensitivity(0.7, batch_size=50, elements=40)
+    total = np.random.default_rng(1).normal(size=40).astype(np.float32)
+    expected = gradclip.add_noise(total, sensitivity, 1.1, rng=np.random.default_rng(0))
+    generator = np.random.default_rng(0)
+    with rounding(direction):
+        found = gradclip.add_noise(total, sensitivity, 1.1, rng=generator)
+        with pytest.raises(TypeError, match=r"must be a gradclip\.Sensitivity"):
+            gradclip.add_noise(total, 0.7, 1.1, rng=generator)
+    assert found.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_the_noise_of_a_private_run_is_the_same(direction):
+    batches = gradclip.PoissonBatches(1000, 0.05, 20)
+    sensitivity = gradclip.clipped_sum_sensitivity(1.0, batch_size=batches.pad_to, elements=1000)
+
+    def run():
+        made = gradclip.PrivateRun(batches, sensitivity, delta=1e-5, epsilon=3.0)
+        return made.noise_multiplier, made.epsilon(10)
+
+    expected = run()
+    with rounding(direction):
+        found = run()
+    assert found == expected
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_partial_norms_are_restored_to_the_last_bit(direction):
+    rng = np.random.default_rng(0)
+    parts = [gradclip.partial_norm(rng.normal(size=9) * 10.0**power, ord=3) for power in range(-300, 300, 30)]
+    texts = [part.to_json() for part in parts]
+    with rounding(direction):
+        restored = list(map(gradclip.PartialNorm.from_json, texts))
+        written = [part.to_json() for part in parts]
+    assert restored == parts
+    assert written == texts

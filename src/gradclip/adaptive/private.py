@@ -18,6 +18,7 @@ from gradclip.adaptive.settings import check_between, framework_like
 from gradclip.backends.imported import exportable
 from gradclip.backends.registry import entry_of, framework_of
 from gradclip.core.formats import FLOAT32
+from gradclip.flush_mode import with_subnormals
 from gradclip.typing import HasDtype, Scalar
 
 
@@ -66,6 +67,7 @@ class PrivateQuantile:
     lower: float = 1e-6
     upper: float = 1e6
 
+    @with_subnormals
     def __post_init__(self) -> None:
         checked = {
             "target": check_between("target", self.target, 0.0, 1.0),
@@ -82,6 +84,7 @@ class PrivateQuantile:
                 f"lower <= initial <= upper must hold, got {self.lower!r}, {self.initial!r} and {self.upper!r}."
             )
 
+    @with_subnormals
     def init(self, like: HasDtype | None = None) -> PrivateQuantileState:
         """Return the first state, in the framework and on the device of the array `like`; None means NumPy."""
         like = np.zeros(()) if like is None else like
@@ -89,6 +92,7 @@ class PrivateQuantile:
         zero = framework.namespace.astype(framework.zeros((), like), framework.namespace.float32)
         return PrivateQuantileState(framework.namespace.full_like(zero, math.log(self.initial)))
 
+    @with_subnormals
     def max_norm(self, state: PrivateQuantileState) -> Scalar:
         """Return the threshold of the next step: a float32 scalar of the state's framework."""
         xp = framework_of(state.log_norm).namespace  # type: ignore[union-attr]
@@ -98,6 +102,7 @@ class PrivateQuantile:
         norm = xp.where(norm < lower, lower, norm)
         return xp.astype(xp.where(norm > upper, upper, norm), state.log_norm.dtype)
 
+    @with_subnormals
     def observe_fraction(self, state: PrivateQuantileState, noised: Scalar) -> PrivateQuantileState:
         """Return the state after a step, given the noised fraction of examples that were not clipped.
 
@@ -125,6 +130,7 @@ class PrivateQuantile:
         return PrivateQuantileState(xp.astype(xp.where(xp.isnan(given), log_norm, moved), log_norm.dtype))
 
     @staticmethod
+    @with_subnormals
     def gradient_noise(noise_multiplier: float, sigma_b: float) -> float:
         """Return the noise multiplier for the gradients, z_delta = (z**-2 - (2 * sigma_b)**-2)**-0.5.
 

@@ -19,6 +19,7 @@ from gradclip.adaptive.history import AnyHistory, NormHistory, namespace_of, nor
 from gradclip.adaptive.settings import check_between, check_window, framework_like
 from gradclip.core.formats import FLOAT32, FLOAT64, dtype_name
 from gradclip.core.values import Array
+from gradclip.flush_mode import with_subnormals
 from gradclip.typing import HasDtype, Scalar
 from gradclip.words import typed
 
@@ -99,6 +100,7 @@ class QuantileThreshold:
     _kept: dict[str, tuple[float, ...]] = field(init=False, repr=False, compare=False, default_factory=dict)
     _bounds: dict[str, tuple[float, ...]] = field(init=False, repr=False, compare=False, default_factory=dict)
 
+    @with_subnormals
     def __post_init__(self) -> None:
         checked = {
             "factor": check_between("factor", self.factor, 2.0**-64, 2.0**64),
@@ -151,6 +153,7 @@ class QuantileThreshold:
         norms = xp.astype(framework.zeros((*shape, self.window), like), dtype)
         return NormHistory(xp.full_like(norms, math.inf), xp.astype(zeros, int))
 
+    @with_subnormals
     def max_norm(self, history: AnyHistory) -> Scalar:
         """Return the threshold for the next step, a scalar of the history's framework and dtype, or one per layer.
 
@@ -192,6 +195,7 @@ class QuantileThreshold:
         """Compute the threshold from the quantiles that `smallest` finds; `at_least` raises a number to another."""
         return smallest(self._fraction) * factor
 
+    @with_subnormals
     def observe(self, history: AnyHistory, norm: Scalar | Sequence[Scalar]) -> AnyHistory:
         """Add the norm before clipping to the history and return the new history. Only a finite positive norm is kept.
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from gradclip.adaptive.history import AnyHistory, SteadyHistory, namespace_of, of_one_norm
 from gradclip.adaptive.quantile import QuantileThreshold
+from gradclip.flush_mode import with_subnormals
 from gradclip.typing import HasDtype, Scalar
 
 _DOWN, _UP = 8.0, 4.0
@@ -72,6 +73,7 @@ class SteadyThreshold(QuantileThreshold):
         norms, count = super().init(like, shape)[:2]
         return SteadyHistory(norms, count, namespace_of(norms).full_like(norms[..., 0], 0.0))
 
+    @with_subnormals
     def max_norm(self, history: SteadyHistory) -> Scalar:  # type: ignore[override]
         """Return the threshold for the next step, as `gradclip.QuantileThreshold.max_norm` does."""
         norms, count = self._own(history)
@@ -80,6 +82,7 @@ class SteadyThreshold(QuantileThreshold):
             return self._number_within(norms.dtype.type, int(count), held)
         return self._within(norms, count[..., None], held[..., None])[..., 0]
 
+    @with_subnormals
     def observe(self, history: SteadyHistory, norm: Scalar | Sequence[Scalar]) -> SteadyHistory:  # type: ignore[override]
         """Add a norm before clipping, as `gradclip.QuantileThreshold.observe` does, and move the threshold if need be.
 

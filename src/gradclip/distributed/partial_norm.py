@@ -85,6 +85,7 @@ class PartialNorm:
         # Unpickling goes through the constructor, which checks the values.
         return PartialNorm, (self.ord, self.numbers, self.parts, self.floor)
 
+    @with_subnormals
     def to_json(self) -> str:
         """Return the partial norm as JSON. `from_json` restores it exactly, to the last bit.
 
@@ -101,6 +102,7 @@ class PartialNorm:
         return json.dumps(fields, allow_nan=False)
 
     @classmethod
+    @with_subnormals
     def from_json(cls, text: str | bytes) -> PartialNorm:
         """Return the partial norm that `to_json` wrote. Raises ValueError for any other text."""
         try:

@@ -12,6 +12,7 @@ import optree
 from gradclip.backends import any_distributed
 from gradclip.backends.registry import framework_of, is_traced
 from gradclip.core.formats import bare_name, dtype_name, format_named, is_empty_name
+from gradclip.flush_mode import with_subnormals
 from gradclip.leaves import first_sparse
 from gradclip.per_example.clip import PerExampleInfo
 from gradclip.per_example.outputs import ExampleOutputs
@@ -32,6 +33,7 @@ _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _NOT_SUMS = (ExampleOutputs, PerExampleInfo)
 
 
+@with_subnormals
 def add_noise(summed: Tree, sensitivity: Sensitivity, noise_multiplier: float, *, rng: object) -> Tree:
     """Return a sum with Gaussian noise of standard deviation noise_multiplier * sensitivity in each element.
 

@@ -9,6 +9,7 @@ import os
 from threading import Lock
 from typing import TYPE_CHECKING
 
+from gradclip.flush_mode import with_subnormals
 from gradclip.per_example.quantities import as_count
 from gradclip.per_example.sensitivity import Sensitivity
 from gradclip.private.accounting import (
@@ -77,6 +78,7 @@ class PrivateRun:
     0.0
     """
 
+    @with_subnormals
     def __init__(
         self,
         batches: PoissonBatches,
@@ -146,6 +148,7 @@ class PrivateRun:
             self.__dict__["_made"] += getattr(self.batches, "drawn", 0) > 0
         return noised
 
+    @with_subnormals
     def epsilon(self, steps: int | None = None) -> float:
         """Return epsilon at `delta` of the sums released so far, or of a run of `steps` releases."""
         if steps is None:
