@@ -87,7 +87,7 @@ HOSTILE = {
     "null norms": (b'{"log_history": [{"grad_norm": null, "step": 1}]}', "has no numbers named grad_norm"),
     "norms of words": (b'{"log_history": [{"grad_norm": "high", "step": 1}]}', "has no numbers named grad_norm"),
     "lines of words": (b'{"grad_norm": "high"}\n' * 3, "has no numbers named grad_norm"),
-    "decimal commas": (b"step;grad_norm\n1;0,5\n", "has no numbers named grad_norm"),
+    "decimal commas": (b"step;grad_norm\n1;0,5\n", r"numbers with decimal commas, such as 0,5\. Write them with"),
     "a table without names": (b"1,2.5,0.9\n2,2.7,0.8\n", r"begins with numbers.*, such as step,grad_norm,loss\.$"),
     "a column without a name": (b'"2.5"\n2.7\n', r"begins with numbers.*in a first line, such as grad_norm\.$"),
     "a table of nothing": (b"step,grad_norm\n", r"Its entries are grad_norm, step"),
@@ -140,7 +140,7 @@ def test_unusual_numbers_are_read(tmp_path):
     assert [row.step for row in log.rows] == [1, 2, 3, 4, 5, None, None]
     norms = [row.norm for row in log.rows]
     assert norms == pytest.approx([math.nan, math.inf, 1.5, math.nan, math.inf, 1.0, 2.0], nan_ok=True)
-    assert log.notes == ("2 lines are no JSON objects.",)
+    assert log.notes == ("1 norm is below 0: it counts as not finite.", "2 lines are no JSON objects.")
 
 
 def test_a_key_names_the_norm(tmp_path):

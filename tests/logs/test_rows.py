@@ -85,9 +85,9 @@ def test_the_last_row_of_a_step_counts():
 
 
 def test_rows_without_a_step_replace_no_others():
-    assert numbered([Row(None, 1.0), Row(None, 2.0)]) == ([Row(1, 1.0), Row(2, 2.0)], 0)
+    assert numbered([Row(None, 1.0), Row(None, 2.0)]) == ([Row(1, 1.0), Row(2, 2.0)], -1)
     assert numbered([Row(3, 1.0), Row(None, 9.0), Row(2, 2.0)]) == ([Row(3, 1.0), Row(2, 2.0)], 1)
-    assert numbered([Row(7, 1.0), Row(None, 9.0), Row(None, 2.0)]) == ([Row(1, 1.0), Row(2, 9.0), Row(3, 2.0)], 0)
+    assert numbered([Row(7, 1.0), Row(None, 9.0), Row(None, 2.0)]) == ([Row(1, 1.0), Row(2, 9.0), Row(3, 2.0)], -1)
     assert numbered([]) == ([], 0)
 
 

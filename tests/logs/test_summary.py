@@ -1,5 +1,6 @@
 import json
 import math
+import os
 import tracemalloc
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 import training_logs
 from gradclip.logs import rows as rows_module
 from gradclip.logs.read import read
-from gradclip.logs.rows import Log, Row
+from gradclip.logs.rows import Log, LogError, Row
 from gradclip.logs.summary import Summary
 
 
@@ -166,3 +167,99 @@ def test_no_log_fills_the_memory(tmp_path, monkeypatch, name):
     monkeypatch.setattr(rows_module, "MOST_ROWS", 19)
     with pytest.raises(rows_module.LogError, match="more than 19 numbers"):
         read(tmp_path / name)
+
+
+def notes_of(path, text):
+    path.write_text(text)
+    log = read(path)
+    return log.kind, [note for note in Summary.of(log).notes() if "before clipping" not in note]
+
+
+COUNTED = "The log numbers no steps, or not most: its norms are counted instead."
+GUESSES = {
+    "a clean table": ("step,loss,grad_norm\n1,2,0.5\n2,1,0.7\n", []),
+    "a clean text": ("max_norm: 1.0\nstep: 1 grad_norm: 0.5\nstep: 2 grad_norm: 0.7\n", []),
+    "thresholds named alike": ("max_norm: 1\nclip_grad = 1.0\nstep: 1 grad_norm: 0.5\n", []),
+    "no steps": (
+        "loss,grad_norm\n2,0.5\n1,0.7\n",
+        [COUNTED],
+    ),
+    "parts of steps": (
+        "step,grad_norm\n1.5,1\n2.5,1\n",
+        [COUNTED],
+    ),
+    "two names of each": (
+        "step,global_step,grad_norm,gnorm,val/grad_norm\n1,1,0.5,9,9\n",
+        ["Of entries that mean the same, these are read: grad_norm, not gnorm; step, not global_step."],
+    ),
+    "two losses of lines": (
+        '{"step": 1, "grad_norm": 0.5, "lm_loss": 1, "loss": 2}\n' * 2,
+        [
+            "1 step was logged again later, as after a restart or by another process: the last counts.",
+            "Of entries that mean the same, these are read: loss, not lm_loss.",
+        ],
+    ),
+    "two thresholds": (
+        '[{"step": 1, "grad_norm": 0.5, "max_norm": 1, "clip_grad": 2}]',
+        ["Of entries that mean the same, these are read: max_norm, not clip_grad."],
+    ),
+    "norms below zero": (
+        "step,grad_norm\n1,0.5\n2,-1\n3,-1\n",
+        ["2 norms are below 0: they count as not finite."],
+    ),
+    "a text of norms below zero": (
+        "step: 1 grad_norm: 0.5\nstep: 2 grad_norm: -1.0\n",
+        ["1 norm is below 0: it counts as not finite."],
+    ),
+    "commas of thousands": (
+        "step: 1 grad_norm: 1,234\nstep: 2 grad_norm: 2,234.5\n",
+        ["The comma in 1,234 is read as one of thousands."],
+    ),
+    "several thresholds": (
+        "max_norm: 0.5\nclip_grad: 2.0\nstep: 1 grad_norm: 1.0\nmax_norm: 3.0\nstep: 2 grad_norm: 1.0\n",
+        ["The log names several thresholds, 0.5, 2, 3: 2 counts."],
+    ),
+    "several thresholds after the norms": (
+        "step: 1 grad_norm: 1.0\nmax_norm: 3.0\nmax_norm: 4.0\nstep: 2 grad_norm: 1.0\n",
+        ["The log names several thresholds, 3, 4: none before the first norm, so none counts."],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GUESSES)
+def test_each_guess_is_told_in_one_line_and_a_clean_log_has_none(tmp_path, case):
+    text, expected = GUESSES[case]
+    assert notes_of(tmp_path / "run.log", text)[1] == expected
+
+
+def test_what_separates_columns_is_told_if_it_is_no_comma(tmp_path):
+    rows = "step,grad_norm\n1,0.5\n2,0.7\n"
+    kinds = [notes_of(tmp_path / "run.csv", rows.replace(",", by))[0] for by in ",;\t"]
+    assert kinds == ["a table (CSV)", "a table (CSV with semicolons)", "a table (CSV with tabs)"]
+
+
+def test_decimal_commas_are_an_error_if_most_norms_have_them(tmp_path):
+    for text in ("step;grad_norm\n1;0,5\n2;0,7\n3;1\n", 'step,grad_norm\n1,"0,5"\n', '{"grad_norm": "0,5"}\n' * 2):
+        with pytest.raises(LogError, match=r"decimal commas, such as 0,5\. Write them with points\."):
+            notes_of(tmp_path / "run.log", text)
+    assert notes_of(tmp_path / "run.log", "step;grad_norm\n1;0.5\n2;1\n3;0,7\n")[1] == [
+        "1 norm is no number: it is left out."
+    ]
+
+
+def test_the_state_that_is_read_of_several_is_told(tmp_path):
+    for step in (10, 20):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        path = folder / "trainer_state.json"
+        path.write_text(json.dumps({"log_history": [{"step": step, "grad_norm": 0.5}]}))
+        os.utime(path, (step, step))
+    assert read(tmp_path).notes == ("checkpoint-20/trainer_state.json is read, the newest of 2 states.",)
+    assert read(tmp_path / "checkpoint-10").notes == ()
+
+
+def test_thresholds_that_differ_are_told():
+    rows = [Row(1, 1.0, max_norm=0.5), Row(2, 0.4), Row(3, 1.0, max_norm=2.0)]
+    lines = Summary.of(Log("text", rows)).lines()
+    assert any(line.endswith("with max_norm = 2, the last of thresholds from 0.5 to 2.") for line in lines)
+    assert any(line.endswith("with max_norm = 3.") for line in Summary.of(Log("text", rows), 3.0).lines())

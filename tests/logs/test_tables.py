@@ -46,7 +46,7 @@ def test_the_first_line_of_a_table():
 
 def test_norms_that_are_no_numbers_are_told(tmp_path):
     path = tmp_path / "a.csv"
-    path.write_text("step;grad_norm;loss\n1;0,73;2\n2;1;2\n3;;2\n4;1,5;2\n")
+    path.write_text("step;grad_norm;loss\n1;0,73;2\n2;1;2\n3;;2\n4;high;2\n")
     log = of_table(path, None)
     assert [(row.step, row.norm) for row in log.rows] == [(2, 1.0)]
     assert log.notes == ("2 norms are no numbers: they are left out.",)

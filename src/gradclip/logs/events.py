@@ -84,7 +84,7 @@ def of_events(paths: Sequence[Path], key: str | None) -> Log:
         for one in norms
     ]
     notes = tuple(f"{path.name} is cut off or damaged: what could be read of it is used." for path in cut)
-    return Log(f"TensorBoard, {keys.norm}", rows, notes=notes)
+    return Log(f"TensorBoard, {keys.norm}", rows, notes=(*notes, *keys.choice(tags)))
 
 
 def _scalars(path: Path, cut: list[Path]) -> Iterator[Scalar]:

@@ -30,6 +30,7 @@ def of_lines(path: Path, key: str | None) -> Log:
     # Read again instead of keeping all entries: they may have many.
     keys = Keys.among(names, key)
     rows, notes = _rows_of(map(parsed, lines(path)), keys)
+    notes += () if keys is None else keys.choice(names)
     notes += (counted(unread, "line is no JSON object.", "lines are no JSON objects."),) if unread else ()
     if not rows:
         raise no_norm(path, names, key if keys is None else keys.norm)
@@ -106,7 +107,7 @@ def _rows(found: Iterable[Any], key: str | None) -> tuple[list[Row], set[str], t
             names.update(dict.fromkeys(map(str, entry)))
     keys = Keys.among(names, key)
     rows, left_out = _rows_of(entries, keys)
-    return rows, set(names), left_out
+    return rows, set(names), left_out + (() if keys is None else keys.choice(names))
 
 
 def _rows_of(found: Iterable[Any], keys: Keys | None) -> tuple[list[Row], tuple[str, ...]]:

@@ -44,7 +44,10 @@ def _of_folder(path: Path, key: str | None) -> Log:
     found = (*path.glob(_STATE), *path.glob(f"checkpoint-*/{_STATE}"))
     states = [one for one in found if one.is_file()]  # to open a pipe would wait forever
     if states:
-        return _of_file(max(states, key=lambda one: (one.stat().st_mtime, str(one))), key)
+        newest = max(states, key=lambda one: (one.stat().st_mtime, str(one)))
+        log = _of_file(newest, key)
+        which = f"{newest.relative_to(path)} is read, the newest of {len(states)} states."
+        return log._replace(notes=(*log.notes, which)) if len(states) > 1 else log
     for pattern in (_EVENTS, f"*/{_EVENTS}"):
         if events := sorted(one for one in path.glob(pattern) if one.is_file()):
             runs = sorted({one.parent for one in events})

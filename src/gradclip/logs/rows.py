@@ -30,6 +30,7 @@ BY_GRADCLIP = "grad_norm_clipped"
 MOST_ROWS = 2_000_000
 _LARGEST_STEP = 2**53
 _OF_EVALUATION = re.compile(r"(?:^|[/_ -])(?:eval|val|valid|validation|test)(?:[/_ -]|$)", re.I)
+_DECIMAL_COMMA = re.compile(r"[-+]?\d{1,400},\d{1,400}(?:e[-+]?\d{1,4})?", re.I)
 _FLAGS = {"true": 1.0, "false": 0.0}
 
 
@@ -97,6 +98,17 @@ class Keys(NamedTuple):
         found = (_first(near, wanted) for wanted in (_LOSSES, _STEPS, _THRESHOLDS, ("skipped",), (BY_GRADCLIP,)))
         return cls(norm, *found)
 
+    def choice(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return a sentence on what was taken where several names fit."""
+        fitting = {self.norm: _NORMS, self.loss: _LOSSES, self.step: _STEPS, self.max_norm: _THRESHOLDS}
+        found = [one for one in names if not _OF_EVALUATION.search(one)]
+        taken = [
+            f"{name}, not {listed(others)}"
+            for name, wanted in fitting.items()
+            if name is not None and (others := [one for one in found if one != name and plain(one) in wanted])
+        ]
+        return (f"Of entries that mean the same, these are read: {'; '.join(taken)}.",) if taken else ()
+
     def row(self, entries: Mapping[str, Any]) -> Row | None:
         """Return the row of a step; None if its norm is missing."""
         norm = number(entries.get(self.norm))
@@ -117,16 +129,32 @@ def rows_of(every: Iterable[Mapping[str, Any]], keys: Keys) -> tuple[list[Row], 
     An entry without one may be of an evaluation.
     """
     rows: list[Row] = []
-    strange = 0
+    strange, below, commas = 0, 0, list[str]()
     for entries in every:
         row, norm = keys.row(entries), entries.get(keys.norm)
         if row is not None:
             rows.append(row)
             check_count(len(rows))
+            below += (number(norm) or 0) < 0
         elif norm is not None and str(norm).strip():
             strange += 1
+            commas += [norm.strip()] if isinstance(norm, str) and _DECIMAL_COMMA.fullmatch(norm.strip()) else []
+    if len(commas) > len(rows):
+        check_point(commas[0])
     left_out = counted(strange, "norm is no number: it is", "norms are no numbers: they are") + " left out."
-    return rows, (left_out,) if strange else ()
+    return rows, ((left_out,) if strange else ()) + below_zero(below)
+
+
+def below_zero(count: int) -> tuple[str, ...]:
+    """Return a sentence on norms below 0, if there are any."""
+    found = counted(count, "norm is below 0: it counts as", "norms are below 0: they count as") + " not finite."
+    return (found,) if count else ()
+
+
+def check_point(text: str) -> None:
+    """Raise LogError for a number with a decimal comma."""
+    if _DECIMAL_COMMA.fullmatch(text):
+        raise LogError(f"the log has numbers with decimal commas, such as {text[:40]}. Write them with points.")
 
 
 def _norm_among(names: Sequence[str]) -> str | None:
@@ -211,7 +239,7 @@ def _or_nan(found: float | None) -> float:
 
 
 def numbered(rows: Sequence[Row]) -> tuple[Sequence[Row], int]:
-    """Return the rows that have a step, and how many have none. If most have none, number all rows by their place.
+    """Return the rows that have a step, and how many have none, or -1 if most have none: all are then counted.
 
     The place of a row is no step beside rows that have one: it may be the step of another row.
     """
@@ -219,7 +247,7 @@ def numbered(rows: Sequence[Row]) -> tuple[Sequence[Row], int]:
     if not without:
         return rows, 0
     if 2 * without > len(rows):
-        return [row._replace(step=place) for place, row in enumerate(rows, 1)], 0
+        return [row._replace(step=place) for place, row in enumerate(rows, 1)], -1
     return [row for row in rows if row.step is not None], without
 
 

@@ -36,7 +36,7 @@ class Summary(NamedTuple):
         assumed: whether the threshold is a default of the program that wrote the log.
         repeated: how many rows a later row of the same step has replaced.
         until: the step of the last row of the log.
-        unnumbered: how many rows have no step, and were left out.
+        unnumbered: how many rows have no step, and were left out; -1 if the steps are the places of the rows.
 
     """
 
@@ -115,7 +115,9 @@ class Summary(NamedTuple):
             found.append(f"{times} again later, as after a restart or by another process: the last counts.")
         if self.repeated and self.until < self.steps[-1].step:
             found.append(f"The last run in the log ends at step {self.until:,}: later steps are of a run before.")
-        if self.unnumbered:
+        if self.unnumbered < 0:
+            found.append("The log numbers no steps, or not most: its norms are counted instead.")
+        if self.unnumbered > 0:
             found.append(
                 counted(self.unnumbered, "norm has no step: it is", "norms have no step: they are") + " left out."
             )
@@ -150,7 +152,9 @@ class Summary(NamedTuple):
         clipped = (
             f"{self.counts.clipped:,} of {self.counts.steps:,} logged steps ({percent(self.counts.share_clipped)})"
         )
-        return [*found, f"Clipped: {clipped}, with max_norm = {self.max_norm:g}.{how}"]
+        own = [step.max_norm for step in self.steps]
+        varied = f", the last of thresholds from {min(own):g} to {max(own):g}" if min(own) < max(own) else ""
+        return [*found, f"Clipped: {clipped}, with max_norm = {self.max_norm:g}{varied}.{how}"]
 
     def plain(self) -> dict[str, Any]:
         """Return it as dicts, lists and numbers."""

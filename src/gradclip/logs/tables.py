@@ -9,7 +9,11 @@ from gradclip.logs.files import lines
 from gradclip.logs.json_files import no_norm
 from gradclip.logs.rows import Keys, Log, LogError, counted, number, plain, rows_of
 
-_SEPARATORS = (",", ";", "\t")
+_KINDS = {
+    ",": "a table (CSV)",
+    ";": "a table (CSV with semicolons)",
+    "\t": "a table (CSV with tabs)",
+}
 _OF_A_MESSAGE = re.compile(r"\[(?:INFO|DEBUG|WARNING|ERROR)\]")
 _AROUND = ",; \t\r\n\"'"
 _BETWEEN = re.compile(r"[,;\s\"']+")
@@ -18,7 +22,7 @@ _BOUNDS = ("__MIN", "__MAX")  # columns that Weights & Biases adds
 
 def columns_of(first: str) -> tuple[list[str], str] | None:
     """Return the names in the first line of a table, and what separates them; None if it is no table."""
-    found = [([name.strip() for name in _names(first, one)], one) for one in _SEPARATORS]
+    found = [([name.strip() for name in _names(first, one)], one) for one in _KINDS]
     names, separator = max(found, key=lambda one: len(one[0]))
     if _OF_A_MESSAGE.search(first):
         return None
@@ -55,7 +59,7 @@ def of_table(path: Path, key: str | None) -> Log:
     if not rows:
         raise no_norm(path, names, keys.norm)
     notes = (counted(len(unread), "row could", "rows could") + f" not be read: {unread[0]}.",) if unread else ()
-    return Log("a table (CSV)", rows, notes=notes + left_out)
+    return Log(_KINDS[separator], rows, notes=notes + left_out + keys.choice(names))
 
 
 def _names(first: str, separator: str) -> list[str]:

@@ -3,12 +3,14 @@
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from gradclip.logs.files import lines
 from gradclip.logs.json_files import BEFORE_CLIPPING, TRAINER_DEFAULT, no_norm
-from gradclip.logs.rows import Log, LogError, Row, check_count, counted, norm_or_nan, number
+from gradclip.logs.rows import Log, LogError, Row, below_zero, check_count, check_point, counted, norm_or_nan, number
+from gradclip.words import listed
 
 _THOUSANDS = r"[1-9]\d{0,2}(?:,\d{3}){1,100}(?:\.\d+)?(?!\d)"
 _NUMBER = (
@@ -52,32 +54,65 @@ def holds_norm(line: str) -> bool:
 def of_text(path: Path, key: str | None) -> Log:
     """Read the lines that hold a norm; also the threshold, if the program printed its settings before."""
     rows: list[Row] = []
-    threshold, skipped, program, of_deepspeed = math.nan, 0, _OTHER, False
+    seen = _Seen()
     for line in _plain(path):
         norm = _NORM.search(line) if key is None else _named(key).search(line)
-        if match := _SKIPPED.search(line):
-            skipped += int(match[1])
-        if norm is None:
-            of_deepspeed = of_deepspeed or _DEEPSPEED.search(line) is not None
-            if not rows and (match := _SETTING.search(line)):
-                threshold = _value(match)
-            continue
-        program = _program_of(line) if not rows else program
-        rows.append(_row(line, norm))
-        check_count(len(rows))
+        seen.look(line, norm, first=not rows)
+        if norm is not None:
+            rows.append(_row(line, norm))
+            check_count(len(rows))
     if not rows:
-        raise _without_norms(path) if of_deepspeed and key is None else no_norm(path, (), key)
-    notes = ("The program skipped " + counted(skipped, "step.", "steps."),) if skipped else ()
-    assumed = math.isnan(threshold)
-    known = program is not _OTHER
-    return Log(
-        program.name,
-        rows,
-        program.default if assumed else threshold,
-        assumed and known,
-        BEFORE_CLIPPING if known else "",
-        notes,
-    )
+        raise _without_norms(path) if seen.of_deepspeed and key is None else no_norm(path, (), key)
+    assumed, known = math.isnan(seen.threshold), seen.program is not _OTHER
+    threshold = seen.program.default if assumed else seen.threshold
+    measured = BEFORE_CLIPPING if known else ""
+    return Log(seen.program.name, rows, threshold, assumed and known, measured, seen.notes())
+
+
+@dataclass
+class _Seen:
+    """What a text says beside its norms.
+
+    Attributes:
+        threshold: the last that it names before the norms; NaN if it names none.
+        named: all thresholds that it names.
+        comma: a norm whose comma is read as one of thousands, but may be a decimal comma.
+
+    """
+
+    program: _Program = _OTHER
+    threshold: float = math.nan
+    named: dict[float, None] = field(default_factory=dict)
+    skipped: int = 0
+    below_zero: int = 0
+    comma: str = ""
+    of_deepspeed: bool = False
+
+    def look(self, line: str, norm: re.Match[str] | None, *, first: bool) -> None:
+        """Look at a line; `first`: no line with a norm was before it."""
+        if match := _SKIPPED.search(line):
+            self.skipped += int(match[1])
+        if norm is not None:
+            self.program = _program_of(line) if first else self.program
+            self.below_zero += norm[1].startswith("-")
+            self.comma = self.comma or (norm[1] if "," in norm[1] and "." not in norm[1] else "")
+            return
+        self.of_deepspeed = self.of_deepspeed or _DEEPSPEED.search(line) is not None
+        if match := _SETTING.search(line):
+            value = _value(match)
+            self.named[value] = None
+            self.threshold = value if first else self.threshold
+
+    def notes(self) -> tuple[str, ...]:
+        """Return sentences on what was taken where the text leaves a choice."""
+        found = ["The program skipped " + counted(self.skipped, "step.", "steps.")] if self.skipped else []
+        if len(self.named) > 1:
+            none = math.isnan(self.threshold)
+            which = "none before the first norm, so none counts" if none else f"{self.threshold:g} counts"
+            found.append(f"The log names several thresholds, {listed([f'{one:g}' for one in self.named])}: {which}.")
+        if self.comma:
+            found.append(f"The comma in {self.comma} is read as one of thousands.")
+        return (*found, *below_zero(self.below_zero))
 
 
 def _without_norms(path: Path) -> LogError:
@@ -109,8 +144,8 @@ def _row(line: str, norm: re.Match[str]) -> Row:
 
 
 def _value(match: re.Match[str]) -> float:
-    if "," in match[1] and not re.fullmatch(r"[-+]?" + _THOUSANDS, match[1]):
-        raise LogError(f"the log has numbers with decimal commas, such as {match[1][:40]}. Write them with points.")
+    if not re.fullmatch(r"[-+]?" + _THOUSANDS, match[1]):
+        check_point(match[1])
     found = number(match[1].replace(",", ""))
     return math.nan if found is None else found
 
