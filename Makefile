@@ -9,7 +9,7 @@ LUCID := .venv-lucid
 TRAINERS := .venv-trainers
 # Compiling takes most of the installation time. Not every environment needs the kernels.
 NO_KERNELS := -Cwheel.cmake=false -Cwheel.py-api=py3
-NATIVE := CMakeLists.txt $(wildcard src/gradclip/native/*.cpp src/gradclip/native/*.hpp)
+NATIVE := CMakeLists.txt $(wildcard src/gradclip/_src/native/*.cpp src/gradclip/_src/native/*.hpp)
 DEMO ?=
 COMPILERS ?= g++ clang++-14
 MINUTES ?= 30
@@ -206,4 +206,4 @@ $(VENV)/ready: pyproject.toml $(NATIVE)
 clean:  ## Remove environments, build outputs and caches
 	rm -rf .venv .venv-* dist build gpu-wheels gradclip-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info src/*.egg-info
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
-	rm -f src/gradclip/native/*.so
+	rm -f src/gradclip/_src/native/*.so

@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves
 from workloads import GPT2_SMALL
 
 import gradclip
-from gradclip.backends.torch import framework
+from gradclip._src.backends.torch import framework
 from gradclip.integrations.torch import clip_grads_with_norm_, get_total_norm
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

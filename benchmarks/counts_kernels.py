@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves
 from workloads import GPT2_SMALL
 
 import gradclip
-from gradclip.backends.torch import framework, launches
+from gradclip._src.backends.torch import framework, launches
 from interpreted import interpreted
 
 SHAPES = [(-(-shape[0] // 8), *shape[1:]) for shape in GPT2_SMALL]

@@ -21,9 +21,9 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import gradclip
-from gradclip.backends.torch.process_groups import ROOM
-from gradclip.core import accumulators
-from gradclip.core.norms import Order
+from gradclip._src.backends.torch.process_groups import ROOM
+from gradclip._src.core import accumulators
+from gradclip._src.core.norms import Order
 
 WORLD = 4
 TENSORS, PROCESSES = (10, 500), (2, 4, 8)

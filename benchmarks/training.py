@@ -23,7 +23,7 @@ from training_rules import INSTALLED, RULES, SHORT
 from training_runs import trained
 from training_tasks import TASKS
 
-from gradclip.versions import installed_versions
+from gradclip._src.versions import installed_versions
 
 
 def part(name, rules, rate_seeds, shorter):

@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from training_task import Task, cross_entropy, momentum, rates, right
 from training_texts import bfloat16, experts, million
 
-from gradclip.demo import training as demo
+from gradclip._src.demo import training as demo
 
 # A recurrent network: the demo's
 

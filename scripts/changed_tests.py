@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mirror import kernels, modules, tests_of
+from mirror import kernels, modules, name_of, tests_of
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
@@ -26,7 +26,7 @@ SPECIAL = {
     "scripts/changed_tests.py": ["tests/repository/test_changed_tests.py"],
     "scripts/mirror.py": ["tests/repository/test_changed_tests.py"],
     "scripts/structure.py": [],
-    "src/gradclip/native": ["tests/native"],
+    "src/gradclip/_src/native": ["tests/native"],
     "tests/conftest.py": ["tests/repository/test_quick.py"],
     "tests/gpu": [],
     "tests/oracle": ["tests/oracle/test_oracle.py"],
@@ -68,8 +68,7 @@ def of_file(name):
 
 def of_module(path):
     """Return the test files of a module, or those that tests/repository/test_mirror.py names where it has none."""
-    inside = path.relative_to(ROOM).with_suffix("")
-    name = str(inside.with_name("init") if inside.name == "__init__" else inside)
+    name = name_of(path, ROOM)
     elsewhere = runpy.run_path(str(TESTS / "repository" / "test_mirror.py"))["TESTED_ELSEWHERE"].get(name, "")
     return [in_repository(file) for file in tests_of(name, TESTS, modules(ROOM) | kernels(ROOM))] or re.findall(
         r"\S+\.py", elsewhere

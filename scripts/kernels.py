@@ -37,7 +37,7 @@ def install(watch):
 
 def check_watched(symbol):
     """Check that the kernels were built with the sanitizer; without it they would pass every test below."""
-    built = list(Path(sysconfig.get_path("platlib")).glob("gradclip/native/_kernels*.so"))
+    built = list(Path(sysconfig.get_path("platlib")).glob("gradclip/_src/native/_kernels*.so"))
     if len(built) != 1 or symbol.encode() not in built[0].read_bytes():
         sys.exit(f"expected one _kernels module that uses {symbol}, found {list(map(str, built))}")
 

@@ -1,6 +1,8 @@
-"""Which test files belong to which module: those of `a/b.py` are `a/test_b.py` and `a/test_b_topic.py`."""
+"""Which test files belong to which module: those of `_src/a/b.py` are `a/test_b.py` and `a/test_b_topic.py`."""
 
 import ast
+
+INTERNAL = "_src/"
 
 
 def defines_something(path):
@@ -10,17 +12,19 @@ def defines_something(path):
 
 
 def modules(room):
-    """Return the names of modules in the room, as paths below it; `init` is what a folder itself holds."""
-    return {
-        str(path.relative_to(room).with_name("init" if path.stem == "__init__" else path.stem))
-        for path in room.rglob("*.py")
-        if defines_something(path)
-    }
+    """Return the names of modules in the room, as paths below it or `_src`; `init` is what a folder itself holds."""
+    return {name_of(path, room) for path in room.rglob("*.py") if defines_something(path)}
 
 
 def kernels(room):
     """Return the C++ files, which may have test files and need none."""
-    return {str(path.relative_to(room).with_suffix("")) for end in ("cpp", "hpp") for path in room.rglob(f"*.{end}")}
+    return {name_of(path, room) for end in ("cpp", "hpp") for path in room.rglob(f"*.{end}")}
+
+
+def name_of(path, room):
+    """Return the name of a file in the room."""
+    named = path.with_name("init" if path.stem == "__init__" else path.stem)
+    return str(named.relative_to(room)).removeprefix(INTERNAL)
 
 
 def module_of(file, names):

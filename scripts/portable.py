@@ -21,9 +21,9 @@ WITHOUT_KERNELS = ("-Cwheel.cmake=false", "-Cwheel.py-api=py3")
 REQUIRED = {"gradclip", *(re.match(r"[\w-]+", line)[0].replace("-", "_") for line in project()["dependencies"])}
 # Their examples call what needs dp-accounting, without importing it.
 ACCOUNTING = {
-    "gradclip.private.accounting.epsilon",
-    "gradclip.private.accounting.noise_multiplier",
-    "gradclip.private.run.PrivateRun",
+    "gradclip._src.private.accounting.epsilon",
+    "gradclip._src.private.accounting.noise_multiplier",
+    "gradclip._src.private.run.PrivateRun",
 }
 IMPORTED = re.compile(r"^\s*(?:import|from) (\w+)", re.M)
 

@@ -1,7 +1,8 @@
 """Print how the parts of gradclip import each other: `python scripts/structure.py [folder]`.
 
-A room is a folder or a file of `src/gradclip`. Every import counts: those that run when a module is imported, those
-inside functions, those for types only, and modules named in a string, which `importlib` loads.
+A room is a folder or a file of `src/gradclip` or of `src/gradclip/_src`. Every import counts: those that run when a
+module is imported, those inside functions, those for types only, and modules named in a string, which `importlib`
+loads.
 """
 
 import ast
@@ -98,7 +99,7 @@ def longest_chain(edges):
 
 def room_of(module):
     """Return the folder or file of a module; that of the package itself is `gradclip`."""
-    return module.partition(".")[2].split(".")[0] or "gradclip"
+    return module.partition(".")[2].removeprefix("_src").strip(".").split(".")[0] or "gradclip"
 
 
 def graph_of_rooms(edges):

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 import gradclip
-from gradclip import words
-from gradclip.advice import _NAMES, advice_on_name, how_to_convert
+from gradclip._src import words
+from gradclip._src.advice import _NAMES, advice_on_name, how_to_convert
+from gradclip._src.words import with_advice
 from gradclip.integrations.torch import clip_at_step, clip_grad_norm_, clip_in_backward, fold_into
-from gradclip.words import with_advice
 
 TREE = {"w": np.array([3.0, 4.0])}
 

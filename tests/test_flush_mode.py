@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gradclip import flush_mode
-from gradclip.flush_mode import caller_flushes, flushes, with_subnormals
+from gradclip._src import flush_mode
+from gradclip._src.flush_mode import caller_flushes, flushes, with_subnormals
 from rounding import DIRECTIONS, direction, rounding
 from subnormals import flushing
 

@@ -33,9 +33,9 @@ def test_importing_gradclip_imports_nothing_that_most_programs_do_without():
         "numpy.f2py",
         "numpy.random",
         "numpy.testing",
-        "gradclip.audit.self_test",
-        "gradclip.cli",
-        "gradclip.advice",
+        "gradclip._src.audit.self_test",
+        "gradclip._src.cli",
+        "gradclip._src.advice",
     )
     code = "import sys, numpy, optree; before = set(sys.modules); import gradclip; "
     code += f"print(sorted(set({others}) & sys.modules.keys() - before))"

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradclip.tree import dotted, flatten
+from gradclip._src.tree import dotted, flatten
 
 
 def test_leaves_come_in_order_and_none_is_no_leaf():

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from gradclip import NativeStatus, versions
-from gradclip.cli.commands import app
+from gradclip import NativeStatus
+from gradclip._src import versions
+from gradclip._src.cli.commands import app
 
 
 def run(*arguments):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.words import listed
+from gradclip._src.words import listed
 
 COUNT = 3000
 TREE = {f"layer{i}": np.full(2, np.nan) for i in range(COUNT)}

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.words import shown, typed
+from gradclip._src.words import shown, typed
 
 SOURCES = Path(gradclip.__file__).parent
 

@@ -29,6 +29,7 @@ Train with differential privacy
   the same from per-example gradients you have           per_example_clip(grads, max_norm)
   the sensitivity, to scale the noise by                 .sensitivity(), clipped_sum_sensitivity(max_norm)
   test that code keeps its promised sensitivity          check_sensitivity(fun, examples, promised)
+  test a run by canaries, a lower bound on its epsilon   audited_epsilon(scores, included, guesses)
   batches sampled as accountants assume                  PoissonBatches(n, rate, steps)
   noise for the sum, drawn exactly                       add_noise, with rng="system"
   noise for an epsilon, and what a run has spent         PrivateRun, made before the loop
@@ -47,56 +48,57 @@ Keep the function names of another library               gradclip.integrations: 
 See which compiled kernels are in use                    native_status()
 
 For the details of a function, call `help`: `help(gradclip.clip_grad_norm_)`. The public API is the names in `gradclip`
-and the modules of `gradclip.integrations`. All other modules are internal.
+`gradclip.typing` and the modules of `gradclip.integrations`. What lies in `gradclip._src` is internal.
 """
 
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from gradclip.adaptive.history import NormHistory, SteadyHistory
-from gradclip.adaptive.holder import AdaptiveNorm
-from gradclip.adaptive.private import PrivateQuantile, PrivateQuantileState
-from gradclip.adaptive.quantile import QuantileThreshold
-from gradclip.adaptive.spread import SpreadThreshold
-from gradclip.adaptive.steady import SteadyThreshold
-from gradclip.clip import (
+from gradclip._src.adaptive.history import NormHistory, SteadyHistory
+from gradclip._src.adaptive.holder import AdaptiveNorm
+from gradclip._src.adaptive.private import PrivateQuantile, PrivateQuantileState
+from gradclip._src.adaptive.quantile import QuantileThreshold
+from gradclip._src.adaptive.spread import SpreadThreshold
+from gradclip._src.adaptive.steady import SteadyThreshold
+from gradclip._src.distributed.partial_norm import PartialNorm, partial_norm
+from gradclip._src.functional.clip import (
     clip_by_global_norm,
     clip_by_layer_norm,
     clip_by_value,
     global_norm,
     layer_norms,
 )
-from gradclip.clip_units import adaptive_grad_clip, clip_by_unit_norm
-from gradclip.distributed.partial_norm import PartialNorm, partial_norm
-from gradclip.inplace import clip_grad_norm_, grad_norm
-from gradclip.inplace_given import clip_grad_value_
-from gradclip.inplace_layers import clip_grad_layer_norm_
-from gradclip.inplace_units import adaptive_grad_clip_, clip_grad_unit_norm_
-from gradclip.native import NativeStatus, native_status
-from gradclip.norm_at_most import norm_at_most
-from gradclip.per_example.clip import PerExampleInfo, per_example_clip
-from gradclip.per_example.function import ClippedFunction
-from gradclip.per_example.outputs import ExampleOutputs
-from gradclip.per_example.sensitivity import Sensitivity, clipped_sum_sensitivity
-from gradclip.per_example.transforms import clipped_fun, clipped_grad
-from gradclip.words import advise_on_imports, no_attribute
+from gradclip._src.functional.norm_at_most import norm_at_most
+from gradclip._src.functional.units import adaptive_grad_clip, clip_by_unit_norm
+from gradclip._src.inplace.given import clip_grad_value_
+from gradclip._src.inplace.layers import clip_grad_layer_norm_
+from gradclip._src.inplace.norm import clip_grad_norm_, grad_norm
+from gradclip._src.inplace.units import adaptive_grad_clip_, clip_grad_unit_norm_
+from gradclip._src.native import NativeStatus, native_status
+from gradclip._src.per_example.clip import PerExampleInfo, per_example_clip
+from gradclip._src.per_example.function import ClippedFunction
+from gradclip._src.per_example.outputs import ExampleOutputs
+from gradclip._src.per_example.sensitivity import Sensitivity, clipped_sum_sensitivity
+from gradclip._src.per_example.transforms import clipped_fun, clipped_grad
+from gradclip._src.words import advise_on_imports, no_attribute
 
 if TYPE_CHECKING:
-    from gradclip.audit.report import SensitivityReport
-    from gradclip.audit.self_test import check_sensitivity
-    from gradclip.checks.update import check_update
-    from gradclip.checks.verdict import UpdateCheck
-    from gradclip.explained import SpikeExplanation, explain_spike
-    from gradclip.fused.guard import guard
-    from gradclip.fused.guard_words import ClippingError, ClippingWarning
-    from gradclip.monitor.monitor import Monitor
-    from gradclip.monitor.spike import Spike
-    from gradclip.private.batches import PoissonBatches
-    from gradclip.private.noise import add_noise
-    from gradclip.private.run import PrivateRun
-    from gradclip.search.find import find_max_norm
-    from gradclip.search.result import MaxNormSearch
+    from gradclip._src.audit.canaries import audited_epsilon
+    from gradclip._src.audit.report import SensitivityReport
+    from gradclip._src.audit.self_test import check_sensitivity
+    from gradclip._src.checks.update import check_update
+    from gradclip._src.checks.verdict import UpdateCheck
+    from gradclip._src.explained import SpikeExplanation, explain_spike
+    from gradclip._src.fused.guard import guard
+    from gradclip._src.fused.guard_words import ClippingError, ClippingWarning
+    from gradclip._src.monitor.monitor import Monitor
+    from gradclip._src.monitor.spike import Spike
+    from gradclip._src.private.batches import PoissonBatches
+    from gradclip._src.private.noise import add_noise
+    from gradclip._src.private.run import PrivateRun
+    from gradclip._src.search.find import find_max_norm
+    from gradclip._src.search.result import MaxNormSearch
 
 __version__ = "0.1.0"
 
@@ -128,6 +130,7 @@ __all__ = [
     "adaptive_grad_clip",
     "adaptive_grad_clip_",
     "add_noise",
+    "audited_epsilon",
     "check_sensitivity",
     "check_update",
     "clip_by_global_norm",
@@ -154,22 +157,23 @@ __all__ = [
 ]
 
 _WHEN_USED = {
-    "ClippingError": "gradclip.fused.guard_words",
-    "ClippingWarning": "gradclip.fused.guard_words",
-    "MaxNormSearch": "gradclip.search.result",
-    "Monitor": "gradclip.monitor.monitor",
-    "PoissonBatches": "gradclip.private.batches",
-    "PrivateRun": "gradclip.private.run",
-    "SensitivityReport": "gradclip.audit.report",
-    "Spike": "gradclip.monitor.spike",
-    "SpikeExplanation": "gradclip.explained",
-    "UpdateCheck": "gradclip.checks.verdict",
-    "add_noise": "gradclip.private.noise",
-    "check_sensitivity": "gradclip.audit.self_test",
-    "check_update": "gradclip.checks.update",
-    "explain_spike": "gradclip.explained",
-    "find_max_norm": "gradclip.search.find",
-    "guard": "gradclip.fused.guard",
+    "ClippingError": "gradclip._src.fused.guard_words",
+    "ClippingWarning": "gradclip._src.fused.guard_words",
+    "MaxNormSearch": "gradclip._src.search.result",
+    "Monitor": "gradclip._src.monitor.monitor",
+    "PoissonBatches": "gradclip._src.private.batches",
+    "PrivateRun": "gradclip._src.private.run",
+    "SensitivityReport": "gradclip._src.audit.report",
+    "Spike": "gradclip._src.monitor.spike",
+    "SpikeExplanation": "gradclip._src.explained",
+    "UpdateCheck": "gradclip._src.checks.verdict",
+    "add_noise": "gradclip._src.private.noise",
+    "audited_epsilon": "gradclip._src.audit.canaries",
+    "check_sensitivity": "gradclip._src.audit.self_test",
+    "check_update": "gradclip._src.checks.update",
+    "explain_spike": "gradclip._src.explained",
+    "find_max_norm": "gradclip._src.search.find",
+    "guard": "gradclip._src.fused.guard",
 }
 
 

@@ -1,6 +1,6 @@
 """The command line: `python -m gradclip`."""
 
-from gradclip.cli.app import main
+from gradclip._src.cli.app import main
 
 if __name__ == "__main__":
     main()

@@ -7,8 +7,8 @@ import tensorflow as tf
 import torch
 
 from gradclip import QuantileThreshold
-from gradclip.adaptive.history import norms_kept, of_framework, of_one_norm
-from gradclip.core.formats import FLOAT32, FLOAT64
+from gradclip._src.adaptive.history import norms_kept, of_framework, of_one_norm
+from gradclip._src.core.formats import FLOAT32, FLOAT64
 
 
 @pytest.mark.parametrize("form", [FLOAT32, FLOAT64])

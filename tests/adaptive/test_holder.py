@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradclip
-import gradclip.backends.torch.framework as torch_backend
+import gradclip._src.backends.torch.framework as torch_backend
 from gradclip import AdaptiveNorm, QuantileThreshold
 from gradclip.integrations.optax import adaptive_clip_by_global_norm, skip_spikes
 from gradclip.integrations.torch import clip_grad_norm_ as torch_clip_grad_norm_

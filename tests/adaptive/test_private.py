@@ -12,7 +12,7 @@ import torch
 
 import gradclip
 from gradclip import PrivateQuantile
-from gradclip.core.formats import dtype_name
+from gradclip._src.core.formats import dtype_name
 
 LIKE = {"numpy": np.zeros(()), "torch": torch.zeros(()), "jax": jnp.zeros(()), "tensorflow": tf.zeros(())}
 AS_NUMBER = {"numpy": np.float32, "torch": torch.tensor, "jax": jnp.float32, "tensorflow": tf.constant}

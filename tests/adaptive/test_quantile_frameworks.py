@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradclip
 from gradclip import QuantileThreshold
-from gradclip.core.formats import dtype_name
+from gradclip._src.core.formats import dtype_name
 from norms_in_turn import RULES, SPREAD_RULES, awkward_norms
 
 

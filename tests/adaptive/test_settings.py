@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from gradclip.adaptive.settings import check_between, check_window
+from gradclip._src.adaptive.settings import check_between, check_window
 
 
 def test_numbers_within_their_range_are_floats():

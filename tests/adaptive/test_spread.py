@@ -8,7 +8,7 @@ import pytest
 
 import gradclip
 from gradclip import AdaptiveNorm, QuantileThreshold, SpreadThreshold
-from gradclip.adaptive.spread import rule_given
+from gradclip._src.adaptive.spread import rule_given
 from norms_in_turn import SPREAD_RULES, clamped, fed, on_a_level
 
 
@@ -70,7 +70,7 @@ def test_thresholds_of_the_least_norm_kept_are_normal():
 
 
 def test_one_norm_on_the_host_takes_the_short_way(monkeypatch):
-    from gradclip.adaptive import quantile
+    from gradclip._src.adaptive import quantile
 
     rule = SpreadThreshold(factor=3.0, window=4)
     history = fed(rule, rule.init(), [1.0, 0.3, 2.0, 1.7])

@@ -7,9 +7,9 @@ import json
 import tempfile
 from pathlib import Path
 
-from gradclip.logs.read import read
-from gradclip.logs.rows import LogError
-from gradclip.logs.summary import Summary
+from gradclip._src.logs.read import read
+from gradclip._src.logs.rows import LogError
+from gradclip._src.logs.summary import Summary
 
 NORMS = ("grad_norm", "train/grad_norm", "Grad Norm", "gradient_norm", "gnorm", "grad-norm")
 STEPS = ("step", "global_step", "iteration")

@@ -12,7 +12,7 @@ import numpy as np
 import gradclip
 from attack import shapes, truth
 from frameworks import ALL
-from gradclip.core.formats import bare_name
+from gradclip._src.core.formats import bare_name
 
 PATHS = [(framework, False) for framework in ALL]
 PATHS += [(framework, True) for framework in ALL if framework.name in ("numpy", "torch", "torch-device", "jax")]

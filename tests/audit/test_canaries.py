@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from gradclip import PoissonBatches, PrivateRun, add_noise, clipped_grad
-from gradclip.audit.canaries import audited_epsilon, chance_of_guesses
+from gradclip._src.audit.canaries import audited_epsilon, chance_of_guesses
 
 CANARIES, GUESSES, STEPS, DELTA = 8000, 800, 4, 1e-4
 

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from gradclip.audit.hostile import CROWDS, KINDS, Room
-from gradclip.core.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
+from gradclip._src.audit.hostile import CROWDS, KINDS, Room
+from gradclip._src.core.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
 FORMATS = [FLOAT16, BFLOAT16, FLOAT32, FLOAT64]
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.audit import kinks
+from gradclip._src.audit import kinks
 
 
 def clipped(max_norm=1.0, **settings):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gradclip import Sensitivity, SensitivityReport, check_sensitivity, clipped_sum_sensitivity
-from gradclip.audit.report import SensitivityCase
+from gradclip._src.audit.report import SensitivityCase
 
 GIVEN = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
 PROMISE = Sensitivity(2.0, "example", "add_or_remove_one", keeps_places=True)

@@ -14,8 +14,8 @@ from opacus.optimizers import DPOptimizer
 import gradclip
 from frameworks import ALL, by_name
 from gradclip import Sensitivity, check_sensitivity, clipped_sum_sensitivity
-from gradclip.backends.host.exact import squared_distance
-from gradclip.per_example.sensitivity import root_up
+from gradclip._src.backends.host.exact import squared_distance
+from gradclip._src.per_example.sensitivity import root_up
 
 RELATIONS = ("add_or_remove_one", "replace_one", "zero_out")
 GIVEN = np.random.default_rng(0).normal(size=(12, 5))

@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 
 from fresh_process import run
-from gradclip.backends import gpu_switch
+from gradclip._src.backends import gpu_switch
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,7 @@ def test_it_says_what_is_lacking(monkeypatch, release, text):
 def test_asking_imports_no_framework(tmp_path):
     code = """
         import sys
-        from gradclip.versions import info_text
+        from gradclip._src.versions import info_text
         assert "gpu kernels        on, by Triton" in info_text(), info_text()
         print(sorted({"torch", "triton", "jax", "tensorflow"} & sys.modules.keys()))
     """

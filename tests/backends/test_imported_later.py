@@ -4,7 +4,7 @@ from fresh_process import run
 
 WATCHED = """
 import sys
-from gradclip.backends.imported import when_imported
+from gradclip._src.backends.imported import when_imported
 
 before = list(sys.meta_path)
 told = []
@@ -30,7 +30,7 @@ def test_what_waits_for_a_module_is_done_once(tmp_path):
 
 SEVERAL = """
 import sys
-from gradclip.backends.imported import when_imported
+from gradclip._src.backends.imported import when_imported
 
 before, told = list(sys.meta_path), []
 for number in range(3):

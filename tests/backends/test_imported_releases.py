@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from fresh_process import run
-from gradclip.backends import imported
+from gradclip._src.backends import imported
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 
@@ -42,7 +42,7 @@ for call in (lambda x: gradclip.global_norm([x]), lambda x: gradclip.per_example
     except ImportError as error:
         print(error)
 of_numpy()
-assert not [m for m in sys.modules if m.startswith(("gradclip.backends.{name}.", "{name}."))]
+assert not [m for m in sys.modules if m.startswith(("gradclip._src.backends.{name}.", "{name}."))]
 """
 
 

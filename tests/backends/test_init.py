@@ -4,7 +4,7 @@ import numpy as np
 import torch
 import torch.distributed.tensor  # without it nobody looks
 
-from gradclip.backends import among_several, any_distributed, whole_scalar
+from gradclip._src.backends import among_several, any_distributed, whole_scalar
 
 
 def test_one_process_has_no_distributed_tensors():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gradclip.backends.on_host import fetched, host_arrays, numbers_of
+from gradclip._src.backends.on_host import fetched, host_arrays, numbers_of
 
 
 def no_names():

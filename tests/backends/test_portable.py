@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from frameworks import DTYPES
-from gradclip.backends.torch.device import Torch
-from gradclip.backends.torch.host import TorchHost
-from gradclip.core.coefficient import coefficient
-from gradclip.core.formats import FLOAT32
-from gradclip.core.norms import Norm
-from gradclip.core.scopes import TREE
+from gradclip._src.backends.torch.device import Torch
+from gradclip._src.backends.torch.host import TorchHost
+from gradclip._src.core.coefficient import coefficient
+from gradclip._src.core.formats import FLOAT32
+from gradclip._src.core.norms import Norm
+from gradclip._src.core.scopes import TREE
 from plain_backend import SIZES, norm_on, tensors
 
 

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
-from gradclip.core.arrays import Arrays
-from gradclip.core.records import Coefficient, Factors
+from gradclip._src.core.arrays import Arrays
+from gradclip._src.core.records import Coefficient, Factors
 from plain_backend import Plain
 
 

@@ -5,9 +5,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from gradclip.core.arrays import Arrays
-from gradclip.core.memory import Region
-from gradclip.core.records import Into
+from gradclip._src.core.arrays import Arrays
+from gradclip._src.core.memory import Region
+from gradclip._src.core.records import Into
 from plain_backend import Plain
 
 ARRAYS = Arrays([np.zeros(3)])

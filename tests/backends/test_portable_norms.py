@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from frameworks import DTYPES
-from gradclip.backends.torch.device import Torch
-from gradclip.backends.torch.host import TorchHost
-from gradclip.core.arrays import Arrays
-from gradclip.core.layouts import Groups
-from gradclip.core.norms import EUCLIDEAN, Order
+from gradclip._src.backends.torch.device import Torch
+from gradclip._src.backends.torch.host import TorchHost
+from gradclip._src.core.arrays import Arrays
+from gradclip._src.core.layouts import Groups
+from gradclip._src.core.norms import EUCLIDEAN, Order
 from plain_backend import SIZES, Plain, norm_on, tensors
 
 ORDERS = (1.0, 1.5, 2.0, 3.0, math.inf, -math.inf)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import gradclip
-from gradclip.backends import registry
-from gradclip.backends.entries import Entry
-from gradclip.backends.framework import Framework
-from gradclip.backends.host.arrays import HostArray
-from gradclip.backends.host.backend import Host
+from gradclip._src.backends import registry
+from gradclip._src.backends.entries import Entry
+from gradclip._src.backends.framework import Framework
+from gradclip._src.backends.host.arrays import HostArray
+from gradclip._src.backends.host.backend import Host
 
 
 class ToyArray:
@@ -113,4 +113,4 @@ def test_a_framework_that_is_imported_is_not_touched(imported):
         "print(sorted(name for name in sys.modules if name.startswith('gradclip') and name.endswith('.framework')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "['gradclip.backends.framework']"
+    assert done.stdout.strip() == "['gradclip._src.backends.framework']"

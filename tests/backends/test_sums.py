@@ -6,7 +6,7 @@ import pytest
 import torch
 from array_api_compat import torch as namespace
 
-from gradclip.backends.sums import halving_sum
+from gradclip._src.backends.sums import halving_sum
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from gradclip.backends.host.backend import HOST
-from gradclip.checks import exactly
-from gradclip.core.norms import Order
+from gradclip._src.backends.host.backend import HOST
+from gradclip._src.checks import exactly
+from gradclip._src.core.norms import Order
 from held import Held, excess, held
 from rational import power_of_norm, random_leaf
 

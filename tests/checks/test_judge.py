@@ -6,9 +6,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from gradclip.checks.judge import checked_order, judge, measure
-from gradclip.checks.template import Slot
-from gradclip.core.norms import Order
+from gradclip._src.checks.judge import checked_order, judge, measure
+from gradclip._src.checks.template import Slot
+from gradclip._src.core.norms import Order
 from held import Held, held
 from rational import at_most, random_leaf, random_threshold
 

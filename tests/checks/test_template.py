@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from gradclip.checks.template import Slot, differences, of_arrays
+from gradclip._src.checks.template import Slot, differences, of_arrays
 from held import held
 
 LIKE = [Slot("w", "float32", (2, 3)), Slot("b", "float64", ()), Slot("n", "int64", ())]

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from gradclip.checks import verdict
-from gradclip.checks.verdict import Measurement, UpdateCheck
+from gradclip._src.checks import verdict
+from gradclip._src.checks.verdict import Measurement, UpdateCheck
 
 
 def test_a_verdict_is_true_only_if_the_update_is_accepted():

@@ -6,8 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 import gradclip
-from gradclip.cli import app as entry
-from gradclip.cli.commands import app
+from gradclip._src.cli import app as entry
+from gradclip._src.cli.commands import app
 
 
 def run(*arguments):
@@ -65,7 +65,7 @@ import importlib.util
 found = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name in ("typer", "rich") else found(name, *rest)
 sys.argv = ["gradclip", *sys.argv[1:]]
-from gradclip.cli.app import main
+from gradclip._src.cli.app import main
 main()
 """
 

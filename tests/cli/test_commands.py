@@ -4,12 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gradclip.cli import app as entry
+from gradclip._src.cli import app as entry
 
 
 def test_the_help_imports_no_framework():
     code = (
-        "import sys; from typer.testing import CliRunner; from gradclip.cli.commands import app;"
+        "import sys; from typer.testing import CliRunner; from gradclip._src.cli.commands import app;"
         "assert CliRunner().invoke(app, ['demo', '--help']).exit_code == 0;"
         "print([name for name in ('jax', 'optax', 'sklearn', 'matplotlib') if name in sys.modules])"
     )

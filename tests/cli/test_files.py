@@ -15,8 +15,8 @@ import typer
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
-from gradclip.cli import files
-from gradclip.cli.commands import app
+from gradclip._src.cli import files
+from gradclip._src.cli.commands import app
 
 
 def run(*arguments):
@@ -216,7 +216,7 @@ def test_hostile_names_stay_in_their_line(tmp_path):
 IN_A_NEW_PROCESS = r"""
 import pathlib, re, sys
 sys.argv = ["gradclip", *sys.argv[1:]]
-from gradclip.cli.app import main
+from gradclip._src.cli.app import main
 try:
     main()
 except SystemExit as stopped:

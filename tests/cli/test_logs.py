@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 import training_logs
-from gradclip.cli import logs
-from gradclip.cli.commands import app
+from gradclip._src.cli import logs
+from gradclip._src.cli.commands import app
 
 
 def run(*arguments):
@@ -112,7 +112,7 @@ def test_a_picture_that_cannot_be_written(log, tmp_path):
 
 def test_without_matplotlib_it_says_what_to_install(log, tmp_path, monkeypatch):
     for name in [
-        name for name in sys.modules if name.startswith(("gradclip.monitor.picture", "gradclip.logs.picture"))
+        name for name in sys.modules if name.startswith(("gradclip._src.monitor.picture", "gradclip._src.logs.picture"))
     ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -123,6 +123,6 @@ def test_without_matplotlib_it_says_what_to_install(log, tmp_path, monkeypatch):
 
 
 def test_the_default_rules_are_rules():
-    from gradclip.logs.rules import Rule
+    from gradclip._src.logs.rules import Rule
 
     assert [Rule.parse(text).name for text in logs._DEFAULT_RULES] == ["1.0", "adaptive", "quantile", "skip"]

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from gradclip.backends.host.backend import HOST
-from gradclip.backends.torch.device import Torch
-from gradclip.core import accumulators
-from gradclip.core.norms import Norm, Order
+from gradclip._src.backends.host.backend import HOST
+from gradclip._src.backends.torch.device import Torch
+from gradclip._src.core import accumulators
+from gradclip._src.core.norms import Norm, Order
 
 ORDERS = [1, 1.5, 2, 3, 8, math.inf, -math.inf]
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.core import announced
-from gradclip.inplace_given import clip_grads_with_norm_
+from gradclip._src.core import announced
+from gradclip._src.inplace.given import clip_grads_with_norm_
 from gradclip.integrations import torch as drop_in
 
 

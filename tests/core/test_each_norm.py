@@ -5,8 +5,8 @@ import weakref
 
 import numpy as np
 
-from gradclip.core.each_norm import EachNorm, Names
-from gradclip.core.norms import Order
+from gradclip._src.core.each_norm import EachNorm, Names
+from gradclip._src.core.norms import Order
 
 
 class Owner:

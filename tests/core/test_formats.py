@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from gradclip.core import formats
-from gradclip.core.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
+from gradclip._src.core import formats
+from gradclip._src.core.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
 
 @pytest.mark.parametrize("format", [FLOAT16, BFLOAT16, FLOAT32, FLOAT64], ids=lambda f: f.name)

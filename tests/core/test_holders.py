@@ -5,13 +5,13 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from gradclip.backends.host.backend import HOST
-from gradclip.core.decision import Clipping
-from gradclip.core.holders import ALONE, Holders
-from gradclip.core.nonfinite import PROPAGATE, RAISE
-from gradclip.core.norms import Norm, Order
-from gradclip.core.pipeline import decide
-from gradclip.core.rules import CLIP
+from gradclip._src.backends.host.backend import HOST
+from gradclip._src.core.decision import Clipping
+from gradclip._src.core.holders import ALONE, Holders
+from gradclip._src.core.nonfinite import PROPAGATE, RAISE
+from gradclip._src.core.norms import Norm, Order
+from gradclip._src.core.pipeline import decide
+from gradclip._src.core.rules import CLIP
 
 EUCLIDEAN = Order(2.0)
 

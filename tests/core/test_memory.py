@@ -8,7 +8,7 @@ import torch
 
 import gradclip
 from frameworks import ALL, by_name
-from gradclip.core.memory import Region, meeting, region_of_array
+from gradclip._src.core.memory import Region, meeting, region_of_array
 
 HOLDING = [f for f in ALL if f.name in ("numpy", "torch", "torch-device")]
 every_framework = pytest.mark.parametrize("framework", HOLDING, ids=by_name)

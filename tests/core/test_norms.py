@@ -5,8 +5,8 @@ import pytest
 
 import gradclip
 from frameworks import PAIRS, WITH_FLOAT64, by_name
-from gradclip.core.formats import FLOAT32, FLOAT64
-from gradclip.core.norms import Order, relative_error
+from gradclip._src.core.formats import FLOAT32, FLOAT64
+from gradclip._src.core.norms import Order, relative_error
 
 # Beyond 2**126 times the threshold a float32 multiplier has fewer digits.
 TIGHT = 1e-5

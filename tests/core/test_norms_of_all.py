@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gradclip.core.norms import Order, of_all, of_numbers
+from gradclip._src.core.norms import Order, of_all, of_numbers
 
 CASES = [
     ([3.0, 4.0], 2, 5.0),

@@ -9,10 +9,10 @@ import torch
 
 import gradclip
 from frameworks import ALL
-from gradclip.backends.host.backend import HOST
-from gradclip.core.formats import FLOAT16, FLOAT32, format_named
-from gradclip.core.norms import Norm, Order
-from gradclip.core.one_factor import bounds, bounds_of_processes, bounds_on_device, factor_of
+from gradclip._src.backends.host.backend import HOST
+from gradclip._src.core.formats import FLOAT16, FLOAT32, format_named
+from gradclip._src.core.norms import Norm, Order
+from gradclip._src.core.one_factor import bounds, bounds_of_processes, bounds_on_device, factor_of
 from rational import at_most
 
 TWO = Order(2.0)

@@ -6,14 +6,14 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from gradclip.backends.host.backend import HOST
-from gradclip.core.coefficient import coefficient
-from gradclip.core.derivative import ClipRule
-from gradclip.core.nonfinite import PROPAGATE
-from gradclip.core.norms import Norm, Order
-from gradclip.core.records import Rule
-from gradclip.core.rules import CLIP, Target, rule_for_sums
-from gradclip.core.scopes import TREE
+from gradclip._src.backends.host.backend import HOST
+from gradclip._src.core.coefficient import coefficient
+from gradclip._src.core.derivative import ClipRule
+from gradclip._src.core.nonfinite import PROPAGATE
+from gradclip._src.core.norms import Norm, Order
+from gradclip._src.core.records import Rule
+from gradclip._src.core.rules import CLIP, Target, rule_for_sums
+from gradclip._src.core.scopes import TREE
 
 ERROR = 40 * 2.0**-53
 ROUNDING = 2.0**-53

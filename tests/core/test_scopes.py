@@ -8,18 +8,18 @@ import jax
 import numpy as np
 import pytest
 
-import gradclip.backends.jax.host as jax_backend
+import gradclip._src.backends.jax.host as jax_backend
 from frameworks import ALL, PAIRS, by_name, numpy_dtype
-from gradclip.backends.registry import find
-from gradclip.core.decision import Clipping
-from gradclip.core.derivative import ClipRule
-from gradclip.core.holders import ALONE
-from gradclip.core.nonfinite import PROPAGATE, Nonfinite
-from gradclip.core.norms import Order
-from gradclip.core.pipeline import decide
-from gradclip.core.records import Coefficient, Factors, Into
-from gradclip.core.rules import CLIP
-from gradclip.core.scopes import EXAMPLE, LAYER, TREE, Scope, units_along, units_of_layer
+from gradclip._src.backends.registry import find
+from gradclip._src.core.decision import Clipping
+from gradclip._src.core.derivative import ClipRule
+from gradclip._src.core.holders import ALONE
+from gradclip._src.core.nonfinite import PROPAGATE, Nonfinite
+from gradclip._src.core.norms import Order
+from gradclip._src.core.pipeline import decide
+from gradclip._src.core.records import Coefficient, Factors, Into
+from gradclip._src.core.rules import CLIP
+from gradclip._src.core.scopes import EXAMPLE, LAYER, TREE, Scope, units_along, units_of_layer
 
 ROW = Scope("row", lambda ndim: (0,) if ndim > 1 else ())
 LAST_AXIS = Scope("last axis", lambda ndim: (-1,))

@@ -5,18 +5,18 @@ import math
 import numpy as np
 import pytest
 
-from gradclip.backends.host.backend import HOST
-from gradclip.core.decision import Clipping
-from gradclip.core.holders import Holders
-from gradclip.core.layouts import Groups, Rows
-from gradclip.core.nonfinite import Nonfinite
-from gradclip.core.norms import Norm, Order
-from gradclip.core.pipeline import decide
-from gradclip.core.records import Into
-from gradclip.core.rules import CLIP
-from gradclip.core.scopes import units_along
-from gradclip.core.several import Each
-from gradclip.core.together import entries_of, part_of
+from gradclip._src.backends.host.backend import HOST
+from gradclip._src.core.decision import Clipping
+from gradclip._src.core.holders import Holders
+from gradclip._src.core.layouts import Groups, Rows
+from gradclip._src.core.nonfinite import Nonfinite
+from gradclip._src.core.norms import Norm, Order
+from gradclip._src.core.pipeline import decide
+from gradclip._src.core.records import Into
+from gradclip._src.core.rules import CLIP
+from gradclip._src.core.scopes import units_along
+from gradclip._src.core.several import Each
+from gradclip._src.core.together import entries_of, part_of
 
 
 class Others(Holders):

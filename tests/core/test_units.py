@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from frameworks import ALL, by_name
-from gradclip.backends.registry import find
-from gradclip.core.decision import Clipping
-from gradclip.core.holders import ALONE
-from gradclip.core.nonfinite import PROPAGATE
-from gradclip.core.norms import Order
-from gradclip.core.pipeline import decide
-from gradclip.core.rules import CLIP
-from gradclip.core.scopes import units_along
-from gradclip.core.units import Adaptive
+from gradclip._src.backends.registry import find
+from gradclip._src.core.decision import Clipping
+from gradclip._src.core.holders import ALONE
+from gradclip._src.core.nonfinite import PROPAGATE
+from gradclip._src.core.norms import Order
+from gradclip._src.core.pipeline import decide
+from gradclip._src.core.rules import CLIP
+from gradclip._src.core.scopes import units_along
+from gradclip._src.core.units import Adaptive
 from rational import power_of_norm
 
 ROWS = units_along((0,))

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 from typer.testing import CliRunner
 
-from gradclip.cli.commands import app
+from gradclip._src.cli.commands import app
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 WRITTEN = {"demo.png", "report.html", "results.json"}
@@ -98,8 +98,8 @@ def test_a_folder_that_takes_no_files_is_known_before_training():
 
 
 def test_a_missing_library_of_the_demo_says_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.delitem(sys.modules, "gradclip.demo.run", raising=False)
-    monkeypatch.delitem(sys.modules, "gradclip.demo.picture")
+    monkeypatch.delitem(sys.modules, "gradclip._src.demo.run", raising=False)
+    monkeypatch.delitem(sys.modules, "gradclip._src.demo.picture")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     result = run("demo", "--steps", 1, "--seeds", 1, "--out", tmp_path / "out")
     assert result.exit_code == 1

@@ -5,8 +5,8 @@ import math
 import pytest
 from typer.testing import CliRunner
 
-from gradclip.cli.commands import app
-from gradclip.demo.settings import DemoSettings, as_text, rates_from
+from gradclip._src.cli.commands import app
+from gradclip._src.demo.settings import DemoSettings, as_text, rates_from
 
 
 def run(*arguments):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from gradclip.cli.commands import app
-from gradclip.demo.settings import DemoSettings
-from gradclip.demo.training import trainer
+from gradclip._src.cli.commands import app
+from gradclip._src.demo.settings import DemoSettings
+from gradclip._src.demo.training import trainer
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 

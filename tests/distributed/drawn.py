@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import gradclip
-from gradclip.parameters import may_lack_gradients
+from gradclip._src.passed.parameters import may_lack_gradients
 from gradients import check_bound, close, holder, numbers, on_one_process, parameter, same_everywhere
 from worker import run_all
 

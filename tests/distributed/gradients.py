@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 import gradclip
-import gradclip.backends.torch.framework as torch_backend
-from gradclip.distributed.process_groups import ProcessGroups
+import gradclip._src.backends.torch.framework as torch_backend
+from gradclip._src.distributed.process_groups import ProcessGroups
 
 ORDERS = [1, 2, 3, math.inf, -math.inf]
 ERRORS = {

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
 
 import gradclip
-from gradclip.distributed import process_groups
+from gradclip._src.distributed import process_groups
 from gradients import numbers, on_one_process, parameter
 from worker import joined
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from gradclip.distributed.agreement import asked, differences, marks
+from gradclip._src.distributed.agreement import asked, differences, marks
 
 
 def seen(subjects, order, *, largest):

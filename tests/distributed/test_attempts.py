@@ -8,8 +8,8 @@ from itertools import permutations
 
 import pytest
 
-from gradclip.distributed import attempts
-from gradclip.distributed.attempts import Attempts, Failed
+from gradclip._src.distributed import attempts
+from gradclip._src.distributed.attempts import Attempts, Failed
 
 FIRST, SECOND = Failed(frozenset(["rank 1: one"])), Failed(frozenset(["rank 2: two"]))
 

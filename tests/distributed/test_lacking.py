@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import torch
 
-from gradclip.backends.torch.distributed import nothing_like
-from gradclip.distributed.lacking import filled
-from gradclip.parameters import ParameterList
+from gradclip._src.backends.torch.distributed import nothing_like
+from gradclip._src.distributed.lacking import filled
+from gradclip._src.passed.parameters import ParameterList
 
 ROWS = partial(nothing_like, shape=lambda part: (part.shape[0], 0), device=torch.device("cpu"))
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.backends.host.backend import HOST
-from gradclip.core.formats import FLOAT32
+from gradclip._src.backends.host.backend import HOST
+from gradclip._src.core.formats import FLOAT32
 
 DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
 MAKE = {"NumPy": np.asarray, "PyTorch": torch.tensor, "JAX": jnp.asarray}

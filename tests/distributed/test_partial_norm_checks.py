@@ -14,8 +14,8 @@ import torch
 
 import gradclip
 from gradclip import PartialNorm
-from gradclip.core import accumulators
-from gradclip.core.norms import Order
+from gradclip._src.core import accumulators
+from gradclip._src.core.norms import Order
 
 ORDERS = [1, 1.5, 2, 3, 8, math.inf, -math.inf]
 VALUES = [

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import processes
-from gradclip.backends.torch.distributed import device_for
+from gradclip._src.backends.torch.distributed import device_for
 
 
 @processes.cases(

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from gradclip.core.norms import Order
-from gradclip.distributed.processes import ONE_PROCESS, processes_of
-from gradclip.parameters import ParameterList
+from gradclip._src.core.norms import Order
+from gradclip._src.distributed.processes import ONE_PROCESS, processes_of
+from gradclip._src.passed.parameters import ParameterList
 
 
 @pytest.mark.parametrize("make", [np.ones, torch.ones])

@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from gradclip.backends.host.backend import HOST
-from gradclip.core import accumulators
-from gradclip.core.holders import Held
-from gradclip.core.layouts import Groups, Rows
-from gradclip.core.norms import Order
-from gradclip.core.scopes import LAYER, units_along
-from gradclip.distributed.sent import filled, filled_each, flags
+from gradclip._src.backends.host.backend import HOST
+from gradclip._src.core import accumulators
+from gradclip._src.core.holders import Held
+from gradclip._src.core.layouts import Groups, Rows
+from gradclip._src.core.norms import Order
+from gradclip._src.core.scopes import LAYER, units_along
+from gradclip._src.distributed.sent import filled, filled_each, flags
 
 ORDERS = [1.0, 2.0, 3.0, math.inf, -math.inf]
 LAYERS = [np.array([3.0, 4.0]), np.zeros(2), np.array([1e200, 1e190]), np.array([1e-200]), np.zeros(0)]

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from gradclip.distributed.unsaid import check_unsaid
-from gradclip.parameters import ParameterList
+from gradclip._src.distributed.unsaid import check_unsaid
+from gradclip._src.passed.parameters import ParameterList
 
 
 def flat_shard():

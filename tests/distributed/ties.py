@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
 
 import gradclip
-from gradclip.backends.host import exact
+from gradclip._src.backends.host import exact
 from gradients import local, parameter
 from worker import run_all
 

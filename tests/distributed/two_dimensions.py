@@ -13,7 +13,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import gradclip
-from gradclip.backends.torch.distributed import layouts
+from gradclip._src.backends.torch.distributed import layouts
 from gradients import ORDERS, check, check_all, close, holder, numbers, on_one_process, parameter, same_everywhere
 from meshes import line, mesh
 from worker import run_all

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.backends.host.backend import HOST
-from gradclip.core.norms import Order
-from gradclip.distributed.process_groups import filled
+from gradclip._src.backends.host.backend import HOST
+from gradclip._src.core.norms import Order
+from gradclip._src.distributed.process_groups import filled
 
 HUGE = 1.5e308 + 1.5e308j
 STEP = 2.0**-1074

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gradclip
-import gradclip.backends.jax.host as jax_backend
+import gradclip._src.backends.jax.host as jax_backend
 from rational import at_most, power_of_norm
 
 ROWS, COLUMNS = 120, 5

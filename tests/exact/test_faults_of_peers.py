@@ -10,7 +10,7 @@ import pytest
 
 import gradclip
 from frameworks import WITH_FLOAT32
-from gradclip.core.formats import dtype_name
+from gradclip._src.core.formats import dtype_name
 from rational import power_of_norm
 
 WAYS = ("per_example_clip", "clipped_grad", "clipped_grad in microbatches")

@@ -13,7 +13,7 @@ import torch
 from jax.experimental import sparse
 
 import gradclip
-import gradclip.backends.torch.framework as torch_backend
+import gradclip._src.backends.torch.framework as torch_backend
 from frameworks import numpy_dtype
 
 pytestmark = pytest.mark.xdist_group("tensorflow")

@@ -9,10 +9,10 @@ import torch
 
 import gradclip
 from frameworks import numpy_dtype
-from gradclip.backends.host import exact
-from gradclip.backends.host.arrays import HostArray, HostArrays
-from gradclip.backends.host.backend import HOST
-from gradclip.native import Described
+from gradclip._src.backends.host import exact
+from gradclip._src.backends.host.arrays import HostArray, HostArrays
+from gradclip._src.backends.host.backend import HOST
+from gradclip._src.native import Described
 from rational import at_most, power_of_norm, random_leaf
 
 REAL = ("float16", "bfloat16", "float32", "float64")

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from safetensors.numpy import save
 
-from gradclip.files import FileError, difference, open_file
+from gradclip._src.files import FileError, difference, open_file
 
 NUMBERS = [0, 1, 2, 127, 255, 65_535, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1]
 WORDS = ["F32", "F64", "F8_E5M2", "U8", "BF16", -1, 0, 1, 3, 2**32, 2**63, 2**70, 1.5, True, None, [], {}, "\x1b[2J"]

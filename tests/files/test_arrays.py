@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
-from gradclip.files.arrays import FileArray, PlainBytes
-from gradclip.files.dtypes import Dtype
-from gradclip.files.layout import Layout
-from gradclip.files.source import PIECE, Source
-from gradclip.files.stored import FileError
+from gradclip._src.files.arrays import FileArray, PlainBytes
+from gradclip._src.files.dtypes import Dtype
+from gradclip._src.files.layout import Layout
+from gradclip._src.files.source import PIECE, Source
+from gradclip._src.files.stored import FileError
 from stored_files import whole
 
 

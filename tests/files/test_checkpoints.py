@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gradclip.files import FileError
+from gradclip._src.files import FileError
 from stored_files import member, values, zip_bytes
 
 DTYPES = [

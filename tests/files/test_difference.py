@@ -5,7 +5,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from gradclip.files import FileError, difference, open_file
+from gradclip._src.files import FileError, difference, open_file
 from stored_files import whole
 
 RANDOM = np.random.default_rng(0)

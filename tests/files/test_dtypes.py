@@ -2,7 +2,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gradclip.files.dtypes import COUNTED, Dtype, float8_table
+from gradclip._src.files.dtypes import COUNTED, Dtype, float8_table
 
 FLOAT8 = ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"]
 

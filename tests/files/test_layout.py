@@ -3,8 +3,8 @@ import itertools
 import numpy as np
 import pytest
 
-from gradclip.files import layout
-from gradclip.files.layout import Layout
+from gradclip._src.files import layout
+from gradclip._src.files.layout import Layout
 
 C_ORDER, FORTRAN_ORDER = Layout.c_order((2, 3, 4)), Layout.fortran_order((2, 3, 4))
 MEMORY = np.arange(1000, dtype=np.int32)

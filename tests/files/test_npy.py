@@ -4,7 +4,7 @@ from tokenize import TokenError
 import numpy as np
 import pytest
 
-from gradclip.files import FileError, npy
+from gradclip._src.files import FileError, npy
 from stored_files import npy_bytes, values
 
 CODES = [

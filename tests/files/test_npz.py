@@ -3,7 +3,7 @@ import io
 import numpy as np
 import pytest
 
-from gradclip.files import FileError
+from gradclip._src.files import FileError
 from stored_files import member, npy_bytes, values, zip_bytes
 
 GOOD = npy_bytes("{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }", bytes(8))

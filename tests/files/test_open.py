@@ -13,7 +13,7 @@ import torch
 from safetensors.numpy import save_file
 
 from files import fuzz
-from gradclip.files import FileError, open_file
+from gradclip._src.files import FileError, open_file
 from stored_files import member, npy_bytes, safetensors_bytes, values, zip_bytes
 
 NUMBERS = np.arange(3, dtype=np.float32)
@@ -23,7 +23,7 @@ PEAK = "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
 READ = f"""
 import sys
 from pathlib import Path
-from gradclip.files import FileError, open_file
+from gradclip._src.files import FileError, open_file
 elements, last = 0, None
 try:
     with open_file(Path(sys.argv[1])) as file:
@@ -100,7 +100,7 @@ def test_no_memory_is_an_error_of_the_file(tmp_path, monkeypatch):
     def no_memory(*_):
         raise MemoryError
 
-    monkeypatch.setattr("gradclip.files.npy.header_of", no_memory)
+    monkeypatch.setattr("gradclip._src.files.npy.header_of", no_memory)
     with pytest.raises(FileError, match="takes more memory than there is"):
         values(tmp_path / "a")
 
@@ -111,7 +111,7 @@ def read_elsewhere(path):
 
 
 def test_no_framework_is_imported(written):
-    code = "import sys; from pathlib import Path; from gradclip.files import open_file\n"
+    code = "import sys; from pathlib import Path; from gradclip._src.files import open_file\n"
     code += "for x in sys.argv[1:]:\n with open_file(Path(x)): pass\n"
     code += "print(sorted({'jax', 'torch', 'tensorflow', 'safetensors', 'ml_dtypes'} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code, *map(str, written)], capture_output=True, text=True, check=True)

@@ -3,7 +3,7 @@ import struct
 
 import pytest
 
-from gradclip.files.pickles import MOST_BYTES, Pickle
+from gradclip._src.files.pickles import MOST_BYTES, Pickle
 
 NAMES = {"collections.OrderedDict": lambda *pairs: dict(*pairs), "builtins.set": lambda items: ("a set", items)}
 

@@ -7,7 +7,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from gradclip.files import FileError, open_file
+from gradclip._src.files import FileError, open_file
 from stored_files import safetensors_bytes, values
 
 DTYPES = [

@@ -5,9 +5,9 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from gradclip.files import source
-from gradclip.files.source import PIECE, Source
-from gradclip.files.stored import FileError
+from gradclip._src.files import source
+from gradclip._src.files.source import PIECE, Source
+from gradclip._src.files.stored import FileError
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-from gradclip.files.stored import FileError, shown
+from gradclip._src.files.stored import FileError, shown
 
 
 def test_names_are_shown_in_one_line_without_control_characters():

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from gradclip.files import strict_json
+from gradclip._src.files import strict_json
 
 
 def test_json_is_read():

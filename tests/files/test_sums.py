@@ -7,10 +7,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from gradclip.checks.measured import counts, measured
-from gradclip.core.norms import Order
-from gradclip.files import FileError, difference, open_file, sums
-from gradclip.files.sums import Asked
+from gradclip._src.checks.measured import counts, measured
+from gradclip._src.core.norms import Order
+from gradclip._src.files import FileError, difference, open_file, sums
+from gradclip._src.files.sums import Asked
 
 RANDOM = torch.Generator().manual_seed(0)
 LONG = (1 << 20) + 11  # more than a piece

@@ -5,8 +5,8 @@ import zlib
 import numpy as np
 import pytest
 
-from gradclip.files import FileError, zips
-from gradclip.files.source import Source
+from gradclip._src.files import FileError, zips
+from gradclip._src.files.source import Source
 from stored_files import deflated, member, zip_bytes
 
 DATA = bytes(range(200)) * 3000  # more than one piece

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.fused.fold import FusedClipping
+from gradclip._src.fused.fold import FusedClipping
 from gradclip.integrations.torch import clip_at_step
 from plain_descent import plain
 

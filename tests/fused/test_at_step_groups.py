@@ -10,7 +10,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 
 import gradclip
-from gradclip.fused.fold import FusedClipping
+from gradclip._src.fused.fold import FusedClipping
 from gradclip.integrations.torch import clip_at_step
 
 RULE = gradclip.QuantileThreshold(factor=2.0, window=4)

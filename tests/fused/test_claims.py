@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.adaptive.holder import AdaptiveNorm
-from gradclip.fused.engine import EngineClipping
+from gradclip._src.adaptive.holder import AdaptiveNorm
+from gradclip._src.fused.engine import EngineClipping
 from gradclip.integrations.torch import clip_at_step, fold_into
 
 ATTACH = {"clip_at_step": clip_at_step, "fold_into": fold_into}

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.fused import elsewhere
+from gradclip._src.fused import elsewhere
 from gradclip.integrations.torch import clip_at_step
 
 ATTACH = {"clip_at_step": lambda optimizer: clip_at_step(optimizer, 1.0), "guard": gradclip.guard}

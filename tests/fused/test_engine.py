@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.fused.engine import EngineClipping
+from gradclip._src.fused.engine import EngineClipping
 
 
 def following(max_norm, **settings):

@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradclip
-import gradclip.backends.torch.framework as torch_backend
+import gradclip._src.backends.torch.framework as torch_backend
 from gradclip import AdaptiveNorm, QuantileThreshold
 from gradclip.integrations.torch import fold_into
 

@@ -95,7 +95,7 @@ def test_the_next_step_of_a_scaler_after_an_error(fails, unscale):
     failing = {
         "before the step": lambda: mock.patch.object(optimizer, "_optimizer_step_pre_hooks", {0: fold, 1: fail}),
         "in the step": lambda: mock.patch("torch._fused_sgd_", side_effect=KeyError),
-        "while measuring": lambda: mock.patch("gradclip.fused.step.entered", side_effect=KeyError),
+        "while measuring": lambda: mock.patch("gradclip._src.fused.step.entered", side_effect=KeyError),
     }[fails]
     with failing(), pytest.raises(KeyError):
         stepped(scaler, weight, optimizer, unscale=unscale)

@@ -9,8 +9,8 @@ from torch.nn import utils
 from torch.nn.utils import clip_grad
 
 import gradclip
-from gradclip.core import announced
-from gradclip.fused import guard_calls
+from gradclip._src.core import announced
+from gradclip._src.fused import guard_calls
 
 PLACES = [(owner, name) for owner, name, _ in guard_calls._PLACES]
 

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from gradclip.fused.guard_calls import ClipCall
-from gradclip.fused.guard_judge import Facts, judged
-from gradclip.fused.guard_window import Step
+from gradclip._src.fused.guard_calls import ClipCall
+from gradclip._src.fused.guard_judge import Facts, judged
+from gradclip._src.fused.guard_window import Step
 
 MINE = [SimpleNamespace(name="a"), SimpleNamespace(name="b")]
 OTHERS = [SimpleNamespace(name="c")]

@@ -8,7 +8,7 @@ import torch
 
 import gradclip
 import gradclip.integrations.torch
-from gradclip.fused import guard_window
+from gradclip._src.fused import guard_window
 
 
 def trained(clip):

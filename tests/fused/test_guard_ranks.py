@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from gradclip.fused.guard_ranks import _KEPT, Ranks
+from gradclip._src.fused.guard_ranks import _KEPT, Ranks
 
 
 class Store(dict):

@@ -5,8 +5,8 @@ import math
 import pytest
 
 import gradclip
-from gradclip.core.norms import Order
-from gradclip.fused.guard_settings import Settings, as_number, seems_a_handle
+from gradclip._src.core.norms import Order
+from gradclip._src.fused.guard_settings import Settings, as_number, seems_a_handle
 
 
 def settings(**changes):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.fused.guard_calls import ClipCall
-from gradclip.fused.guard_skips import AT_FIRST, Skips
+from gradclip._src.fused.guard_calls import ClipCall
+from gradclip._src.fused.guard_skips import AT_FIRST, Skips
 
 WEIGHT = torch.nn.Parameter(torch.zeros(2))
 

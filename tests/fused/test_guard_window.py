@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from gradclip.fused.guard_calls import ClipCall
-from gradclip.fused.guard_window import _MOST_EVENTS, Event, Window, _witnesses, fetched, read
+from gradclip._src.fused.guard_calls import ClipCall
+from gradclip._src.fused.guard_window import _MOST_EVENTS, Event, Window, _witnesses, fetched, read
 
 CALL = ClipCall("clip_grad_norm_", [], 1, 1, 1.0, 5.0)
 

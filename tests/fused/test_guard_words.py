@@ -3,7 +3,7 @@
 import pytest
 
 import gradclip
-from gradclip.fused.guard_words import FIXES, Finding
+from gradclip._src.fused.guard_words import FIXES, Finding
 
 
 def test_a_finding_prints_what_was_seen_and_what_to_do():

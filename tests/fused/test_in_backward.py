@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.core.norms import Order
-from gradclip.fused.in_backward import shares
+from gradclip._src.core.norms import Order
+from gradclip._src.fused.in_backward import shares
 from gradclip.integrations.torch import clip_in_backward
 from rational import at_most
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from gradclip.fused.scaled_steps import ScaledSteps
+from gradclip._src.fused.scaled_steps import ScaledSteps
 
 
 @pytest.fixture

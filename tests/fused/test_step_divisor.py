@@ -4,9 +4,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from gradclip.backends.host.backend import HOST
-from gradclip.core.records import Coefficient, Factors
-from gradclip.fused.step import checked, divisor, threshold_of_scaled
+from gradclip._src.backends.host.backend import HOST
+from gradclip._src.core.records import Coefficient, Factors
+from gradclip._src.fused.step import checked, divisor, threshold_of_scaled
 
 
 def coefficient(first, second=None, *, keep=False):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.fused.step_parts import PartsWatched, StepPart, left_of_all
+from gradclip._src.fused.step_parts import PartsWatched, StepPart, left_of_all
 
 FOLLOWS = gradclip.AdaptiveNorm(skip_above=4.0)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.fused.wrapped import unwrapped
+from gradclip._src.fused.wrapped import unwrapped
 from gradclip.integrations.torch import clip_at_step
 from wrappers import Around, Outside, Sam
 

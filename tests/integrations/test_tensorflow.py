@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from gradclip._src.tree import flatten
 from gradclip.integrations import tensorflow as ours
-from gradclip.tree import flatten
 from rational import at_most
 
 MODES = ("eager", "function", "xla")

@@ -6,8 +6,8 @@ import pytest
 import tensorflow
 
 import training_logs
-from gradclip.logs.events import checksum, is_event_file, of_events, scalars_of
-from gradclip.logs.rows import LogError
+from gradclip._src.logs.events import checksum, is_event_file, of_events, scalars_of
+from gradclip._src.logs.rows import LogError
 
 
 def test_the_checksum_is_the_published_one():

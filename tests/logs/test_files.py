@@ -2,8 +2,8 @@ import gzip
 
 import pytest
 
-from gradclip.logs import files
-from gradclip.logs.rows import LogError
+from gradclip._src.logs import files
+from gradclip._src.logs.rows import LogError
 
 
 def test_lines_that_are_too_long_are_left_out(tmp_path, monkeypatch):

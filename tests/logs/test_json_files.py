@@ -3,8 +3,8 @@ import json
 import pytest
 
 import training_logs
-from gradclip.logs.json_files import of_document, of_lines
-from gradclip.logs.rows import LogError
+from gradclip._src.logs.json_files import of_document, of_lines
+from gradclip._src.logs.rows import LogError
 
 
 def test_a_state_that_is_cut_off_keeps_its_whole_entries(tmp_path):

@@ -2,10 +2,10 @@ import math
 
 import pytest
 
-from gradclip.logs.picture import write
-from gradclip.logs.replay import replay
-from gradclip.logs.rules import Rule
-from gradclip.monitor.records import Columns, Step
+from gradclip._src.logs.picture import write
+from gradclip._src.logs.replay import replay
+from gradclip._src.logs.rules import Rule
+from gradclip._src.monitor.records import Columns, Step
 
 
 @pytest.mark.parametrize("norms", [[1.0], [math.nan, math.inf], [0.0], [1.0, 2.0, 1e300] * 1000])

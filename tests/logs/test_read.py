@@ -9,9 +9,9 @@ import sys
 import pytest
 
 import training_logs
-from gradclip.logs.read import read
-from gradclip.logs.rows import LogError
-from gradclip.logs.summary import Summary
+from gradclip._src.logs.read import read
+from gradclip._src.logs.rows import LogError
+from gradclip._src.logs.summary import Summary
 
 PLAIN = ("megatron.log", "torchtitan.log", "trainer.log")  # rounded
 WITHOUT_STEPS = ("trainer.log",)

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from gradclip.logs.rows import Keys, LogError, Row, in_order, number, numbered, plain, whole
+from gradclip._src.logs.rows import Keys, LogError, Row, in_order, number, numbered, plain, whole
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from gradclip import QuantileThreshold, SpreadThreshold, SteadyThreshold
-from gradclip.logs.rules import Rule
+from gradclip._src.logs.rules import Rule
 
 
 @pytest.mark.parametrize(

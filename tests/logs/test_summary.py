@@ -6,10 +6,10 @@ import tracemalloc
 import pytest
 
 import training_logs
-from gradclip.logs import rows as rows_module
-from gradclip.logs.read import read
-from gradclip.logs.rows import Log, LogError, Row
-from gradclip.logs.summary import Summary
+from gradclip._src.logs import rows as rows_module
+from gradclip._src.logs.read import read
+from gradclip._src.logs.rows import Log, LogError, Row
+from gradclip._src.logs.summary import Summary
 
 
 def test_a_run_is_summed_up(tmp_path):

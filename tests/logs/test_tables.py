@@ -1,7 +1,7 @@
 import pytest
 
-from gradclip.logs.rows import LogError
-from gradclip.logs.tables import columns_of, of_table
+from gradclip._src.logs.rows import LogError
+from gradclip._src.logs.tables import columns_of, of_table
 
 
 @pytest.mark.parametrize(

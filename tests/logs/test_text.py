@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from gradclip.logs.rows import LogError
-from gradclip.logs.text import holds_norm, of_text
+from gradclip._src.logs.rows import LogError
+from gradclip._src.logs.text import holds_norm, of_text
 
 LINES = {
     "Megatron-DeepSpeed": (

@@ -7,7 +7,7 @@ import pytest
 
 import gradclip
 import long_chain
-from gradclip.monitor.advice import advise, rounded_up
+from gradclip._src.monitor.advice import advise, rounded_up
 from histories import FALLING, STEADY, columns, said, summary
 
 RISING = np.linspace(2.0, 2.4, 300)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from gradclip.monitor.advice import advise, rounded_up
+from gradclip._src.monitor.advice import advise, rounded_up
 from histories import FALLING, STEADY, columns, said, summary
 
 

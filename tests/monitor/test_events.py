@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import gradclip
-from gradclip.monitor.events import events, responsible
-from gradclip.monitor.records import Layers
+from gradclip._src.monitor.events import events, responsible
+from gradclip._src.monitor.records import Layers
 
 
 def layers(**norms):

@@ -6,11 +6,11 @@ import math
 import numpy as np
 import pytest
 
-from gradclip.monitor.history import History
-from gradclip.monitor.pending import Note, Pending
-from gradclip.monitor.records import Counts, Handling, Step
-from gradclip.monitor.saved import State
-from gradclip.monitor.spikes import Spikes
+from gradclip._src.monitor.history import History
+from gradclip._src.monitor.pending import Note, Pending
+from gradclip._src.monitor.records import Counts, Handling, Step
+from gradclip._src.monitor.saved import State
+from gradclip._src.monitor.spikes import Spikes
 
 
 def history(capacity=10, fetch_every=100, tell=None):

@@ -6,9 +6,9 @@ import numpy as np
 
 import gradclip
 from drawn_panels import drawn
-from gradclip.monitor import layer_map
-from gradclip.monitor.layer_map import LayerMap
-from gradclip.monitor.records import Counts, Layers, LayerTable, Overview, Step
+from gradclip._src.monitor import layer_map
+from gradclip._src.monitor.layer_map import LayerMap
+from gradclip._src.monitor.records import Counts, Layers, LayerTable, Overview, Step
 
 
 def of_all(table):

@@ -2,7 +2,7 @@
 
 from matplotlib.figure import Figure
 
-from gradclip.monitor.looks import Palette, ticks
+from gradclip._src.monitor.looks import Palette, ticks
 
 
 def test_no_two_colours_are_alike():

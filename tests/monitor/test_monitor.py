@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradclip
-from gradclip.monitor.records import Counts
+from gradclip._src.monitor.records import Counts
 
 
 def fed(norms, max_norm=1.0, **settings):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.monitor.records import Counts
+from gradclip._src.monitor.records import Counts
 
 
 def some():

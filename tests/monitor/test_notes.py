@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import gradclip
-from gradclip.monitor.advice import Advice
-from gradclip.monitor.notes import about_proposal, notes
+from gradclip._src.monitor.advice import Advice
+from gradclip._src.monitor.notes import about_proposal, notes
 
 
 def shown(monitor):

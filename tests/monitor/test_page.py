@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import gradclip
-from gradclip.monitor.page import page
-from gradclip.monitor.records import Overview
-from gradclip.versions import version_text
+from gradclip._src.monitor.page import page
+from gradclip._src.monitor.records import Overview
+from gradclip._src.versions import version_text
 
 
 def shown(monitor):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from drawn_panels import NORMS, columns, drawn, legend
-from gradclip.monitor import panels
-from gradclip.monitor.records import Columns, Step
+from gradclip._src.monitor import panels
+from gradclip._src.monitor.records import Columns, Step
 
 
 def test_norms_with_marks():

@@ -12,9 +12,9 @@ import torch
 from flax import nnx
 
 import gradclip
+from gradclip._src.monitor.pending import Pending
+from gradclip._src.monitor.pending import resolved as seen
 from gradclip.integrations.optax import clip_by_global_norm_with_state
-from gradclip.monitor.pending import Pending
-from gradclip.monitor.pending import resolved as seen
 
 
 def resolved(pending, first):

@@ -10,8 +10,8 @@ import tensorflow as tf
 import torch
 
 import gradclip
-from gradclip.monitor.pending import Note, Pending
-from gradclip.monitor.pending import resolved as seen
+from gradclip._src.monitor.pending import Note, Pending
+from gradclip._src.monitor.pending import resolved as seen
 
 
 def pending(norm):

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import gradclip
-from gradclip.monitor.looks import Palette
-from gradclip.monitor.picture import NARROW, WIDE, headline, svgs
-from gradclip.monitor.records import Overview
+from gradclip._src.monitor.looks import Palette
+from gradclip._src.monitor.picture import NARROW, WIDE, headline, svgs
+from gradclip._src.monitor.records import Overview
 
 ON_STEPS = ("norms", "losses", "share", "layers")
 

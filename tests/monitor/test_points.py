@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from gradclip.monitor.points import bins_of, columns_of, envelope, largest, span_of
+from gradclip._src.monitor.points import bins_of, columns_of, envelope, largest, span_of
 
 
 def test_parts_are_nearly_equal_and_cover_all():

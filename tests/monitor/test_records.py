@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from gradclip.monitor.records import Columns, Counts, Layers, LayerTable, Overview, Step, percentiles
+from gradclip._src.monitor.records import Columns, Counts, Layers, LayerTable, Overview, Step, percentiles
 
 STEPS = [
     Step(1, 5.0, 1.0),

@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from gradclip.monitor.records import Layers, Step
-from gradclip.monitor.saved import for_json, from_lines, to_line
+from gradclip._src.monitor.records import Layers, Step
+from gradclip._src.monitor.saved import for_json, from_lines, to_line
 
 STEPS = [
     Step(1, 5.0, 2.0, layers=Layers(("a", "b"), np.array([3.0, math.inf], np.float32))),

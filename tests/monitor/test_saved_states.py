@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from gradclip.monitor.records import Counts, Layers, Step
-from gradclip.monitor.saved import State, real, whole
+from gradclip._src.monitor.records import Counts, Layers, Step
+from gradclip._src.monitor.saved import State, real, whole
 
 STEPS = [Step(3, 2.0, 1.0, layers=Layers(("a", "b"), np.float32([1.5, 0.25]))), Step(7, math.inf, 0.5, True)]
 STATE = State(STEPS, Counts(9, 4, 2, 3), 5, [])

@@ -6,9 +6,9 @@ from html import escape
 import numpy as np
 
 import gradclip
-from gradclip.monitor.advice import Advice
-from gradclip.monitor.records import Columns, Step
-from gradclip.monitor.sections import advised, happened, largest_layers, of_percentiles, spiked
+from gradclip._src.monitor.advice import Advice
+from gradclip._src.monitor.records import Columns, Step
+from gradclip._src.monitor.sections import advised, happened, largest_layers, of_percentiles, spiked
 
 
 def cells(html):

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from gradclip.monitor.spike import LayerOfSpike, Spike, rounded
+from gradclip._src.monitor.spike import LayerOfSpike, Spike, rounded
 
 HEAD = LayerOfSpike("head", 40.0, 0.8, 100.0, 149)
 BODY = LayerOfSpike("body", 20.0, 0.2, math.nan, 151)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import gradclip
-from gradclip.monitor.advice import advise
-from gradclip.monitor.pending import Seen
-from gradclip.monitor.records import Layers, Step
-from gradclip.monitor.spikes import Spikes
+from gradclip._src.monitor.advice import advise
+from gradclip._src.monitor.pending import Seen
+from gradclip._src.monitor.records import Layers, Step
+from gradclip._src.monitor.spikes import Spikes
 
 
 def seen(norms, layers=None, first=1):

@@ -2,8 +2,8 @@
 
 import re
 
-from gradclip.monitor.looks import Palette
-from gradclip.monitor.style import STYLE
+from gradclip._src.monitor.looks import Palette
+from gradclip._src.monitor.style import STYLE
 
 
 def test_every_colour_is_there_twice():

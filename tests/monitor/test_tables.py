@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from gradclip.monitor.tables import cut, number, percent, table, times
+from gradclip._src.monitor.tables import cut, number, percent, table, times
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from gradclip.monitor.records import Columns, Step
-from gradclip.monitor.trend import Level, Losses, lost_from, medians_before
+from gradclip._src.monitor.records import Columns, Step
+from gradclip._src.monitor.trend import Level, Losses, lost_from, medians_before
 
 NOISE = np.random.default_rng(0).standard_normal(3000)
 

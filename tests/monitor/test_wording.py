@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 
-from gradclip.monitor import wording
-from gradclip.monitor.records import Columns, Step
-from gradclip.monitor.trend import Level, Losses
+from gradclip._src.monitor import wording
+from gradclip._src.monitor.records import Columns, Step
+from gradclip._src.monitor.trend import Level, Losses
 
 LEVEL = Level(middle=1.0, low=0.9, high=1.1, first=1.0, last=1.0, top=1.0, healthy=1.0)
 

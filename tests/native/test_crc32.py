@@ -5,7 +5,7 @@ import zlib
 
 import pytest
 
-from gradclip.native import checksum, kernels
+from gradclip._src.native import checksum, kernels
 
 
 @pytest.mark.parametrize("first", [0, 1, 7])

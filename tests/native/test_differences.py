@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gradclip.native import describe_buffers, kernels
+from gradclip._src.native import describe_buffers, kernels
 
 
 def described(*arrays):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fresh_process import run
-from gradclip.native import describe_buffers, kernels
+from gradclip._src.native import describe_buffers, kernels
 from host_arrays import DTYPES, IN_USE, VARIANTS, HostArray, host_array, number, random_array
 
 BLOCK = 2048
@@ -115,7 +115,7 @@ def test_a_thread_with_a_small_stack_adds_numbers_of_every_size(tmp_path):
         """
         import threading
         import numpy as np
-        from gradclip.native import describe_buffers
+        from gradclip._src.native import describe_buffers
 
         x = np.ldexp(1.0, np.arange(4080) % 2040 - 1040)
         digits = []

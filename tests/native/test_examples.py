@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import gradclip
-from gradclip.backends.host.backend import HOST
-from gradclip.native import kernels
+from gradclip._src.backends.host.backend import HOST
+from gradclip._src.native import kernels
 from host_arrays import DTYPES, IN_USE, VARIANTS, host_array, number, random_array
 
 

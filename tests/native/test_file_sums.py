@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 import pytest
 
-from gradclip.native import describe_buffers, kernels
+from gradclip._src.native import describe_buffers, kernels
 
 CHUNK, MEMORY = 65_536, 5 << 20
 SIZES = [0, 1, 17, CHUNK, CHUNK + 1, 2 * CHUNK, 3 * CHUNK - 1, 40 * CHUNK + 5]

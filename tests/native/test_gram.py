@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from exact_matrices import check_gram_squares
-from gradclip.native import describe_buffers, kernels
+from gradclip._src.native import describe_buffers, kernels
 from host_arrays import IN_USE, VARIANTS, host_array, number
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")

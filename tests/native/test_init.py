@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import gradclip
-from gradclip.native import default_threads, kernels
+from gradclip._src.native import default_threads, kernels
 
 try:
     from numpy._core._multiarray_umath import __cpu_features__ as processor
@@ -19,7 +19,7 @@ PACKAGE = Path(gradclip.__file__).parent
 HAS_AVX2 = all(map(processor.get, ("AVX2", "F16C", "FMA3")))
 VARIANTS = ("baseline", *(("avx2",) if HAS_AVX2 else ()), *(("avx512",) if HAS_AVX2 and processor["AVX512F"] else ()))
 SAY = (
-    "import numpy, gradclip; from gradclip.native import kernels;"
+    "import numpy, gradclip; from gradclip._src.native import kernels;"
     "status = gradclip.native_status();"
     "print(status.available, status.variant, status.variants, kernels is not None);"
     "print(status.reason);"
@@ -79,7 +79,7 @@ def test_a_processor_without_avx2_does_not_get_it():
         "module = SimpleNamespace(variants=lambda: ['baseline'], use_variant=len, __spec__=object());"
         "module.multiplies_polynomials = bool;"
         "module.describe_buffers = lambda arrays: (None, range(len(arrays)));"
-        "sys.modules['gradclip.native._kernels'] = module;"
+        "sys.modules['gradclip._src.native._kernels'] = module;"
     )
     assert say(first=without)[0][0] == "True baseline ('baseline',) True"
     said, _ = say("avx2", first=without, warnings="ignore")
@@ -88,7 +88,7 @@ def test_a_processor_without_avx2_does_not_get_it():
 
 
 def test_kernels_that_were_not_built():
-    said, stderr = say(first="import sys; sys.modules['gradclip.native._kernels'] = None;")
+    said, stderr = say(first="import sys; sys.modules['gradclip._src.native._kernels'] = None;")
     assert (said[0], said[2], stderr) == (off(), "5.0", "")
     assert said[1].startswith("The kernels were not built when gradclip was installed. To build them, install a C++")
     assert "GRADCLIP_REQUIRE_NATIVE=1" in said[1]

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import gradclip
-from gradclip.backends.host.arrays import HostArray
-from gradclip.backends.host.backend import HOST
-from gradclip.backends.host.scaling import clamp_
-from gradclip.core.formats import FLOAT64, format_named
-from gradclip.core.records import Coefficient, Factors
-from gradclip.core.scopes import TREE
-from gradclip.native import describe_buffers, kernels
+from gradclip._src.backends.host.arrays import HostArray
+from gradclip._src.backends.host.backend import HOST
+from gradclip._src.backends.host.scaling import clamp_
+from gradclip._src.core.formats import FLOAT64, format_named
+from gradclip._src.core.records import Coefficient, Factors
+from gradclip._src.core.scopes import TREE
+from gradclip._src.native import describe_buffers, kernels
 from host_arrays import (
     DTYPES,
     IN_USE,

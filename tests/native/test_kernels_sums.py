@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import gradclip
-from gradclip.backends.host.arrays import HostArray
-from gradclip.backends.host.backend import HOST
-from gradclip.core.scopes import TREE
-from gradclip.native import HALF_SQUARES_ERROR
+from gradclip._src.backends.host.arrays import HostArray
+from gradclip._src.backends.host.backend import HOST
+from gradclip._src.core.scopes import TREE
+from gradclip._src.native import HALF_SQUARES_ERROR
 from host_arrays import (
     host_array,
     known,

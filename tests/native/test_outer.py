@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from exact_matrices import check_outer_sums
-from gradclip.native import describe_buffers, kernels
+from gradclip._src.native import describe_buffers, kernels
 from host_arrays import IN_USE, VARIANTS, host_array, number
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")

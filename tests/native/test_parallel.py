@@ -10,7 +10,7 @@ import pytest
 
 import scarce_memory
 from fresh_process import run
-from gradclip.native import describe_buffers
+from gradclip._src.native import describe_buffers
 
 WORTH_FOUR_THREADS = 4 << 21  # elements that are read
 
@@ -43,7 +43,7 @@ def test_a_process_ends_while_a_daemon_thread_is_in_the_kernels(tmp_path, call):
     code = f"""
         import threading
         import numpy as np
-        from gradclip.native import describe_buffers
+        from gradclip._src.native import describe_buffers
 
         arrays = describe_buffers([np.ones(100_000)]).kernels
         in_a_loop = threading.Event()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gradclip.native import describe_buffers, kernels
+from gradclip._src.native import describe_buffers, kernels
 from host_arrays import DTYPES, IN_USE, VARIANTS, random_array
 
 CHUNK = 65536

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from gradclip.core.coefficient import KEPT, of_number
-from gradclip.native import describe_buffers
+from gradclip._src.core.coefficient import KEPT, of_number
+from gradclip._src.native import describe_buffers
 
 ENOUGH = 2.0**-900
 OPEN, ALL_KEPT, SCALED = range(3)

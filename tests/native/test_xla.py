@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from gradclip.native import describe_buffers, kernels
+from gradclip._src.native import describe_buffers, kernels
 from xla_calls import INVALID_ARGUMENT, Call, Caller, Extension, Metadata, function_of
 
 

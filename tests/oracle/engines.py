@@ -93,7 +93,7 @@ def as_on_a_device():
     import gradclip
 
     gradclip.global_norm(torch_tensor(np.ones(1, np.float32)))  # loads what chooses
-    folder = "gradclip.backends.torch"
+    folder = "gradclip._src.backends.torch"
     choosing = [
         module
         for name, module in list(sys.modules.items())

@@ -102,8 +102,8 @@ def test_traced_threshold_and_mask():
 
 
 def test_rows_are_processed_in_blocks_on_a_device(monkeypatch):
-    monkeypatch.setattr("gradclip.backends.torch.framework.in_host_memory", lambda tensor: False)
-    monkeypatch.setattr("gradclip.backends.torch.device_examples._BLOCK", 3)
+    monkeypatch.setattr("gradclip._src.backends.torch.framework.in_host_memory", lambda tensor: False)
+    monkeypatch.setattr("gradclip._src.backends.torch.device_examples._BLOCK", 3)
     x = torch.arange(14.0).reshape(7, 2)
     summed, info = gradclip.per_example_clip({"x": x}, 2.0)
     np.testing.assert_allclose(summed["x"], naive([x.numpy()], 2.0)[0], rtol=1e-6)

@@ -1,4 +1,4 @@
-"""Ordinary batches of private sums: fewer steps before the kernels, and the bits that the general path has."""
+"""Look batches of private sums: fewer steps before the kernels, and the bits that the general path has."""
 
 import math
 import warnings
@@ -9,8 +9,8 @@ import torch
 
 import gradclip
 from fast_paths import same, without
-from gradclip.per_example import clip
-from gradclip.per_example.settings import PerExampleSettings
+from gradclip._src.per_example import clip
+from gradclip._src.per_example.settings import PerExampleSettings
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.backends.torch import framework as torch_backend
+from gradclip._src.backends.torch import framework as torch_backend
 
 EXAMPLES = 17
 SHAPES = ((7,), (33,), (700,), (5, 13), (40000,))

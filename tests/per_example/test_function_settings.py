@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.per_example.ghost.certificate import rounding_of_sum
+from gradclip._src.per_example.ghost.certificate import rounding_of_sum
 
 
 def loss(w, x):

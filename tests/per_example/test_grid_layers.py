@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.per_example.clip import layer_shares
-from gradclip.per_example.grid import grid_for, smallest_grid
+from gradclip._src.per_example.clip import layer_shares
+from gradclip._src.per_example.grid import grid_for, smallest_grid
 
 RULES = ("clip", "normalize", "automatic")
 FRAMEWORKS = {"numpy": np.asarray, "torch": torch.as_tensor, "jax": jnp.asarray}

@@ -10,7 +10,7 @@ import tensorflow as tf
 import torch
 
 import gradclip
-from gradclip.per_example.microbatches import Memory, as_microbatch_size, bytes_of, examples_in
+from gradclip._src.per_example.microbatches import Memory, as_microbatch_size, bytes_of, examples_in
 
 MADE = {"method": "materialize"}
 
@@ -77,9 +77,9 @@ def test_bytes_of_every_framework():
 def test_the_size_is_that_of_the_parameters(make, monkeypatch):
     seen = []
     total = tf.reduce_sum if make is tf.constant else lambda x: x.sum()
-    sizes = gradclip.per_example.function.examples_in
+    sizes = gradclip._src.per_example.function.examples_in
     monkeypatch.setattr(
-        "gradclip.per_example.function.examples_in", lambda *args: seen.append(sizes(*args)) or seen[-1]
+        "gradclip._src.per_example.function.examples_in", lambda *args: seen.append(sizes(*args)) or seen[-1]
     )
     rows = np.random.default_rng(0).normal(size=(19, 32)).astype(np.float32)
     clipped = gradclip.clipped_grad(lambda w, x: total(w * x), 1.0, microbatch_size="1 KiB")

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from gradclip import ExampleOutputs
-from gradclip.per_example.outputs import check_loss, value_and_aux
+from gradclip._src.per_example.outputs import check_loss, value_and_aux
 
 
 def test_a_kept_batch_axis_is_removed_from_the_second_result_alone():

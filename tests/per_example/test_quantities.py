@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gradclip import Sensitivity, clipped_sum_sensitivity
-from gradclip.per_example.quantities import as_number
+from gradclip._src.per_example.quantities import as_number
 
 HUGE = [10**400, -(10**400), 10**5000, Fraction(10) ** 400]
 NO_NUMBERS = ["1", None, True, np.bool_(True), 1j, np.complex64(1), [1.0], np.array([1.5]), torch.ones(1)]

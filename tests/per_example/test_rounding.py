@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import gradclip
-from gradclip.per_example.sensitivity import clipped_sum_sensitivity, root_up, rounded_up
+from gradclip._src.per_example.sensitivity import clipped_sum_sensitivity, root_up, rounded_up
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1e-160, 1.0, 1e150, 1e300])

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from gradclip.per_example.sensitivity import Sensitivity, clipped_sum_sensitivity, rounded_up
-from gradclip.per_example.transforms import clipped_grad
+from gradclip._src.per_example.sensitivity import Sensitivity, clipped_sum_sensitivity, rounded_up
+from gradclip._src.per_example.transforms import clipped_grad
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import torch
 
 import gradclip
 from gradclip import clipped_sum_sensitivity
-from gradclip.backends.host.exact import squared_distance
-from gradclip.per_example.sensitivity import root_up
+from gradclip._src.backends.host.exact import squared_distance
+from gradclip._src.per_example.sensitivity import root_up
 
 
 def dot(w, x):

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import gradclip
-from gradclip.core.rules import Target
-from gradclip.per_example import settings as per_example_settings
-from gradclip.per_example.settings import PerExampleSettings
+from gradclip._src.core.rules import Target
+from gradclip._src.per_example import settings as per_example_settings
+from gradclip._src.per_example.settings import PerExampleSettings
 
 
 def test_what_was_passed_becomes_pythons():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.core.formats import bare_name
+from gradclip._src.core.formats import bare_name
 
 
 def clip(framework, grads, *args, **kwargs):

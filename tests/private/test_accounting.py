@@ -15,8 +15,8 @@ from scipy import stats
 from scipy.optimize import brentq
 
 import fresh_process
-from gradclip.private import accounting
-from gradclip.private.accounting import epsilon, multiplier_on_integers, noise_multiplier
+from gradclip._src.private import accounting
+from gradclip._src.private.accounting import epsilon, multiplier_on_integers, noise_multiplier
 
 RUNS = [(0.01, 1000, 1.0, 1e-5), (0.1, 60, 1.0, 1e-5), (0.004, 10_000, 0.7, 1e-6), (0.25, 200, 3.0, 1e-5)]
 

@@ -1,4 +1,4 @@
-"""The two proofs of `gradclip.private.accounting`, checked by sums over all outcomes in small cases."""
+"""The two proofs of `gradclip._src.private.accounting`, checked by sums over all outcomes in small cases."""
 
 import math
 from itertools import combinations
@@ -9,8 +9,8 @@ import pytest
 from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from scipy import stats
 
-from gradclip.private import accounting
-from gradclip.private.accounting import epsilon, multiplier_on_integers
+from gradclip._src.private import accounting
+from gradclip._src.private.accounting import epsilon, multiplier_on_integers
 
 
 def remainder(t):

@@ -11,8 +11,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from gradclip.private import batches as module
-from gradclip.private.batches import PoissonBatches
+from gradclip._src.private import batches as module
+from gradclip._src.private.batches import PoissonBatches
 
 
 class Words:

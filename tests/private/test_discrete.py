@@ -8,8 +8,8 @@ import pytest
 from opendp.mod import GLOBAL_FEATURES
 
 import fresh_process
-from gradclip.private import discrete
-from gradclip.private.discrete import EXACT, gaussian, processors, with_discrete_gaussian
+from gradclip._src.private import discrete
+from gradclip._src.private.discrete import EXACT, gaussian, processors, with_discrete_gaussian
 
 
 @pytest.mark.every_case  # what is put back in order takes several pieces and several threads
@@ -64,7 +64,7 @@ def test_sums_beyond_int64_become_the_nearest(source):
 FORKS = """
 import os
 import numpy as np
-from gradclip.private.discrete import with_discrete_gaussian
+from gradclip._src.private.discrete import with_discrete_gaussian
 
 def noise():
     return with_discrete_gaussian(np.zeros(8, np.int64), 2.0**30, {source!r}).tolist()

@@ -7,8 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from gradclip.private import draws
-from gradclip.private.draws import SeededDraws, SystemDraws, check_seed, chosen, draws_from, shuffled
+from gradclip._src.private import draws
+from gradclip._src.private.draws import SeededDraws, SystemDraws, check_seed, chosen, draws_from, shuffled
 
 
 class Given:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradclip.private.extra import needed_for
+from gradclip._src.private.extra import needed_for
 
 
 def test_the_package_and_the_extra_are_named():

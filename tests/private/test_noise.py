@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.per_example.sensitivity import Sensitivity, clipped_sum_sensitivity
-from gradclip.private import discrete, noise
-from gradclip.private.noise import add_noise
+from gradclip._src.per_example.sensitivity import Sensitivity, clipped_sum_sensitivity
+from gradclip._src.private import discrete, noise
+from gradclip._src.private.noise import add_noise
 
 GRID = 2**20
 FLOATS = clipped_sum_sensitivity(1.0, batch_size=8)

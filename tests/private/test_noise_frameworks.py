@@ -9,9 +9,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from frameworks import WITH_FLOAT32, by_name
 from gradclip import PoissonBatches, PrivateRun
-from gradclip.per_example.sensitivity import Sensitivity, clipped_sum_sensitivity
-from gradclip.private import discrete
-from gradclip.private.noise import add_noise
+from gradclip._src.per_example.sensitivity import Sensitivity, clipped_sum_sensitivity
+from gradclip._src.private import discrete
+from gradclip._src.private.noise import add_noise
 
 ONE = Sensitivity(1.0, "example", "add_or_remove_one")
 GRID = clipped_sum_sensitivity(1.0, batch_size=8, grid=2**20)

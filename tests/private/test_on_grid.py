@@ -6,8 +6,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from gradclip.per_example.rounding import root_up
-from gradclip.private.on_grid import (
+from gradclip._src.per_example.rounding import root_up
+from gradclip._src.private.on_grid import (
     FEWEST_STEPS,
     checked_multiplier,
     noise_on_floats,

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gradclip.private import rejection
-from gradclip.private.draws import SeededDraws, SystemDraws
-from gradclip.private.rejection import target_of, with_noise
+from gradclip._src.private import rejection
+from gradclip._src.private.draws import SeededDraws, SystemDraws
+from gradclip._src.private.rejection import target_of, with_noise
 
 SCALES = [1.0, 3.7, 64.0, 1448.1, 2.0**20 * 1.979, 2.0**31, 1e15 / 7, 2.0**60]
 

@@ -12,7 +12,7 @@ import torch
 import fresh_process
 import gradclip
 from gradclip import PoissonBatches, PrivateRun, clipped_sum_sensitivity
-from gradclip.private.accounting import epsilon, multiplier_on_integers
+from gradclip._src.private.accounting import epsilon, multiplier_on_integers
 
 BATCHES = PoissonBatches(1000, 0.05, 40, pad_to=128)
 ON_GRID = clipped_sum_sensitivity(1.0, batch_size=128, grid=2**20)
@@ -70,7 +70,7 @@ def test_more_releases_than_steps_overflow_more_often():
 
 def test_threads_count_every_release(monkeypatch):
     run, interval = run_with(FLOATS), sys.getswitchinterval()
-    monkeypatch.setattr("gradclip.private.run.add_noise", lambda *args, **settings: 0)
+    monkeypatch.setattr("gradclip._src.private.run.add_noise", lambda *args, **settings: 0)
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(8) as pool:

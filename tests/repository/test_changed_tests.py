@@ -11,11 +11,14 @@ from changed_tests import ALWAYS, of_file, selected
 @pytest.mark.parametrize(
     ("name", "files"),
     [
-        ("src/gradclip/tree.py", ["tests/test_tree.py", "tests/test_tree_prefixes.py"]),
-        ("src/gradclip/clip.py", ["tests/test_clip.py", "tests/test_clip_everywhere.py"]),
+        ("src/gradclip/_src/tree.py", ["tests/test_tree.py", "tests/test_tree_prefixes.py"]),
+        (
+            "src/gradclip/_src/functional/clip.py",
+            ["tests/functional/test_clip.py", "tests/functional/test_clip_everywhere.py"],
+        ),
         ("src/gradclip/__init__.py", ["tests/test_init.py"]),
         ("src/gradclip/__main__.py", ["tests/cli/test_app.py"]),  # as tests/repository/test_mirror.py says
-        ("src/gradclip/native/reductions.hpp", ["tests/native"]),
+        ("src/gradclip/_src/native/reductions.hpp", ["tests/native"]),
         ("src/gradclip/py.typed", []),
         ("tests/core/test_rules.py", ["tests/core/test_rules.py"]),
         ("tests/support/subnormals.py", ["tests/exact/test_flushing.py"]),
@@ -33,7 +36,7 @@ def test_files_lead_to_their_tests(name, files):
 
 
 def test_every_test_file_of_a_module_is_run_and_no_other():
-    assert all(file.startswith("tests/core/test_norms") for file in of_file("src/gradclip/core/norms.py"))
+    assert all(file.startswith("tests/core/test_norms") for file in of_file("src/gradclip/_src/core/norms.py"))
 
 
 def test_a_helper_of_many_is_left_to_the_other_command(capsys):
@@ -47,7 +50,7 @@ def test_the_files_it_names_exist():
 
 
 def test_each_file_is_run_once():
-    twice = selected(["tests/test_tree.py", "src/gradclip/tree.py", "src/gradclip/tree.py"])
+    twice = selected(["tests/test_tree.py", "src/gradclip/_src/tree.py", "src/gradclip/_src/tree.py"])
     assert twice == sorted({*ALWAYS, "tests/test_tree.py", "tests/test_tree_prefixes.py"})
     assert selected([]) == sorted(ALWAYS)
 

@@ -65,7 +65,10 @@ def test_a_folder_with_files_is_left_alone(project, tmp_path):
     [
         ("tests/trainers/test_a.py::test_b", "make trainers"),
         ("tests/site/test_a.py::test_b", "make docs"),
-        ("src/gradclip/clip.py::gradclip.clip", ".venv/bin/python -m pytest 'src/gradclip/clip.py::gradclip.clip'"),
+        (
+            "src/gradclip/_src/functional/clip.py::gradclip.clip",
+            ".venv/bin/python -m pytest 'src/gradclip/_src/functional/clip.py::gradclip.clip'",
+        ),
     ],
 )
 def test_how_a_test_is_repeated(test, command):

@@ -6,7 +6,7 @@ import pytest
 
 import gradclip
 import long_chain
-from gradclip.search.find import GRID, find_max_norm
+from gradclip._src.search.find import GRID, find_max_norm
 
 
 def test_the_best_threshold_of_a_training_that_needs_one():

@@ -4,9 +4,9 @@ import math
 import subprocess
 import sys
 
-from gradclip.search.picture import draw
-from gradclip.search.result import MaxNormSearch
-from gradclip.search.trials import Trial
+from gradclip._src.search.picture import draw
+from gradclip._src.search.result import MaxNormSearch
+from gradclip._src.search.trials import Trial
 
 TABLE = (
     Trial(0.1, 0.01, (2.0, 3.0)),

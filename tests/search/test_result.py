@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from gradclip.search.result import MaxNormSearch
-from gradclip.search.trials import Trial
+from gradclip._src.search.result import MaxNormSearch
+from gradclip._src.search.trials import Trial
 
 
 def search(losses, rate=None, seeds=1):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from gradclip.search.trials import Trial, middle_of, plateau_of
+from gradclip._src.search.trials import Trial, middle_of, plateau_of
 
 
 def trials(losses, rate=None):

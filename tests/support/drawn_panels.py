@@ -5,8 +5,8 @@ import math
 import numpy as np
 from matplotlib.figure import Figure
 
-from gradclip.monitor.looks import Look
-from gradclip.monitor.records import Columns, Step
+from gradclip._src.monitor.looks import Look
+from gradclip._src.monitor.records import Columns, Step
 
 NORMS = [0.5, 2.0, math.nan, 3.0, math.inf, 0.0]
 

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from gradclip.per_example.ghost.products_jax import JaxProducts
-from gradclip.per_example.ghost.products_torch import TorchProducts
-from gradclip.per_example.ghost.records import Dense, Made, Part, Place, Rows
+from gradclip._src.per_example.ghost.products_jax import JaxProducts
+from gradclip._src.per_example.ghost.products_torch import TorchProducts
+from gradclip._src.per_example.ghost.records import Dense, Made, Part, Place, Rows
 
 PRODUCTS = {"jax": JaxProducts, "torch": TorchProducts}
 DTYPES = ["float16", "bfloat16", "float32", "float64"]

@@ -5,7 +5,8 @@ from unittest import mock
 import numpy as np
 import torch
 
-from gradclip import functional, ordinary
+from gradclip._src import look
+from gradclip._src.functional import driver as functional
 
 
 def without(module, doors, function, *args, **kwargs):
@@ -16,9 +17,9 @@ def without(module, doors, function, *args, **kwargs):
 
 def in_full(function, *args, **kwargs):
     """Yield what a function returns when one look settles no norm, and when no arrays are taken as ordinary either."""
-    yield without(ordinary.Ordinary, ("norm", "clip_", "clipped", "settled"), function, *args, **kwargs)
+    yield without(look.Look, ("norm", "clip_", "clipped", "settled"), function, *args, **kwargs)
     with mock.patch.object(functional, "read", return_value=None):
-        yield without(ordinary, ["gradients"], function, *args, **kwargs)
+        yield without(look, ["gradients"], function, *args, **kwargs)
 
 
 def same(x, y):

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-import gradclip.backends.torch.framework as torch_backend
+import gradclip._src.backends.torch.framework as torch_backend
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 

@@ -5,8 +5,8 @@ from decimal import Decimal, localcontext
 
 import numpy as np
 
-from gradclip.backends.host.arrays import HostArray
-from gradclip.core.formats import dtype_name
+from gradclip._src.backends.host.arrays import HostArray
+from gradclip._src.core.formats import dtype_name
 
 
 class Held:

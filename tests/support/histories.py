@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from gradclip.monitor.records import Columns, Step
+from gradclip._src.monitor.records import Columns, Step
 
 STEADY = np.tile([0.9, 1.0, 1.1, 1.0], 75)
 FALLING = np.linspace(2.0, 1.0, 300)

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from gradclip.backends.host.arrays import HostArray, HostArrays, narrowed
-from gradclip.core.formats import BFLOAT16
-from gradclip.native import Described, describe_buffers, kernels, native_status
+from gradclip._src.backends.host.arrays import HostArray, HostArrays, narrowed
+from gradclip._src.core.formats import BFLOAT16
+from gradclip._src.native import Described, describe_buffers, kernels, native_status
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "complex64", "complex128")
 VARIANTS = tuple(kernels.variants())

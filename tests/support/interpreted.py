@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from functools import cache
 from unittest import mock
 
-from gradclip.backends import gpu_switch
-from gradclip.backends.torch import framework, launches
+from gradclip._src.backends import gpu_switch
+from gradclip._src.backends.torch import framework, launches
 
-KERNELS = "gradclip.backends.torch.gpu_kernels"
+KERNELS = "gradclip._src.backends.torch.gpu_kernels"
 ON = {gpu_switch.VARIABLE: "1", "TRITON_INTERPRET": "1"}
 # The interpreter computes with NumPy, which warns of what GPUs do silently.
 SILENT = "ignore:.*encountered in:RuntimeWarning"

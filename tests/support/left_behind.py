@@ -8,7 +8,7 @@ import warnings
 
 import numpy as np
 
-from gradclip.flush_mode import flushes
+from gradclip._src.flush_mode import flushes
 
 
 def state():

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from gradclip.backends.host.exact_powers import PowerSum
+from gradclip._src.backends.host.exact_powers import PowerSum
 
 
 def near_one(size, power, spread, seed=0):

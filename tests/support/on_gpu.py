@@ -13,7 +13,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX would tak
 import numpy as np
 import torch
 
-from gradclip.backends.torch import framework
+from gradclip._src.backends.torch import framework
 
 DEVICE = torch.device(os.environ.get("GRADCLIP_TEST_DEVICE", "cuda"))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

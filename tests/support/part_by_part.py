@@ -3,8 +3,8 @@
 from contextlib import contextmanager
 from unittest import mock
 
-from gradclip.backends.host.laid import Laid
-from gradclip.core import pipeline
+from gradclip._src.backends.host.laid import Laid
+from gradclip._src.core import pipeline
 
 
 @contextmanager

@@ -5,9 +5,9 @@ import torch
 from array_api_compat import numpy as namespace
 
 from frameworks import numpy_dtype
-from gradclip.backends.portable import Portable
-from gradclip.core.formats import FLOAT64
-from gradclip.core.norms import Order
+from gradclip._src.backends.portable import Portable
+from gradclip._src.core.formats import FLOAT64
+from gradclip._src.core.norms import Order
 
 SIZES = (0, 1, 15, 16, 17, 32767, 32769, 65537)
 

@@ -10,7 +10,7 @@ from collections import Counter
 
 import numpy as np
 
-from gradclip.native import describe_buffers, kernels
+from gradclip._src.native import describe_buffers, kernels
 
 ELEMENTS = 4 << 19  # enough for four threads that compute
 ROOMS = [(block, number) for block in (48, 500, 5000, 40_000) for number in range(1, 9)]

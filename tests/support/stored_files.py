@@ -6,8 +6,8 @@ import zlib
 
 import numpy as np
 
-from gradclip.backends.host.arrays import as_float
-from gradclip.files import open_file
+from gradclip._src.backends.host.arrays import as_float
+from gradclip._src.files import open_file
 
 
 def whole(array, pieces=None):

@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import torch
 
-from gradclip.flush_mode import flushes
+from gradclip._src.flush_mode import flushes
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
 import torch
 
-from gradclip.per_example.ghost.records import Made, Rows
-from gradclip.per_example.ghost.torch_taps import TorchTaps
+from gradclip._src.per_example.ghost.records import Made, Rows
+from gradclip._src.per_example.ghost.torch_taps import TorchTaps
 
 
 def remade(gradient, shape, count):

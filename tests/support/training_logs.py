@@ -5,7 +5,7 @@ import json
 import math
 import struct
 
-from gradclip.logs.events import checksum
+from gradclip._src.logs.events import checksum
 
 STEPS = range(10, 410, 10)
 NORMS = [40.0 if step == 200 else 1.0 + 0.5 * math.sin(step) for step in STEPS]

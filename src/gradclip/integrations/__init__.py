@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gradclip.backends.imported import check_release
+from gradclip._src.backends.imported import check_release
 
 
 @contextmanager

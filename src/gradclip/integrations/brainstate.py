@@ -6,10 +6,10 @@ holds exactly, no epsilon is added to the norm, gradients are not concatenated, 
 
 from typing import Literal, overload
 
-from gradclip.clip import clip_by_global_norm
-from gradclip.core.norms import Order
+from gradclip._src.core.norms import Order
+from gradclip._src.functional.clip import clip_by_global_norm
+from gradclip._src.passed.leaves import as_floats
 from gradclip.integrations import needed_for
-from gradclip.leaves import as_floats
 from gradclip.typing import Ord, Tree
 
 with needed_for("brainstate", "jax"):

@@ -7,16 +7,16 @@ threshold that its engine reads at each step, and takes in the norm that the eng
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gradclip.adaptive.holder import AdaptiveNorm
+from gradclip._src.adaptive.holder import AdaptiveNorm
+from gradclip._src.words import with_advice
 from gradclip.integrations import needed_for
 from gradclip.typing import Threshold
-from gradclip.words import with_advice
 
 with needed_for("deepspeed", "torch"):
-    from gradclip.fused.engine import EngineClipping
+    from gradclip._src.fused.engine import EngineClipping
 
 if TYPE_CHECKING:
-    from gradclip.monitor.monitor import Monitor
+    from gradclip._src.monitor.monitor import Monitor
 
 __all__ = ["follow"]
 

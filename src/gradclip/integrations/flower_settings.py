@@ -4,7 +4,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from gradclip.per_example.quantities import as_number
+from gradclip._src.per_example.quantities import as_number
 
 _NUMBERS = (
     "noise_multiplier",

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from gradclip.clip import global_norm
+from gradclip._src.functional.clip import global_norm
 from gradclip.integrations import needed_for
 from gradclip.integrations.flower_replies import RefusedError, arrays_like, counted, metrics_of
 from gradclip.integrations.flower_settings import check_numbers

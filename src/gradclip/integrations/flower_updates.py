@@ -34,10 +34,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradclip.arguments import check_threshold
-from gradclip.clip import clip_by_global_norm, global_norm
-from gradclip.flush_mode import with_subnormals
-from gradclip.norm_at_most import norm_at_most
+from gradclip._src.flush_mode import with_subnormals
+from gradclip._src.functional.clip import clip_by_global_norm, global_norm
+from gradclip._src.functional.norm_at_most import norm_at_most
+from gradclip._src.passed.arguments import check_threshold
 
 Arrays = Sequence[Any]
 

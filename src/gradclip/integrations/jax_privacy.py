@@ -12,16 +12,16 @@ To switch, write `from gradclip.integrations.jax_privacy import clipped_grad`. W
 
 from typing import Any
 
-from gradclip.arguments import check_flag, check_threshold, is_array, is_single_threshold
-from gradclip.core.decision import Clipping
-from gradclip.core.nonfinite import PROPAGATE, ZERO
-from gradclip.core.norms import Order
-from gradclip.core.rules import CLIP, Target
-from gradclip.core.scopes import LAYER
-from gradclip.flush_mode import with_subnormals
-from gradclip.functional import Leaves, clip_groups
+from gradclip._src.core.decision import Clipping
+from gradclip._src.core.nonfinite import PROPAGATE, ZERO
+from gradclip._src.core.norms import Order
+from gradclip._src.core.rules import CLIP, Target
+from gradclip._src.core.scopes import LAYER
+from gradclip._src.flush_mode import with_subnormals
+from gradclip._src.functional.driver import Leaves, clip_groups
+from gradclip._src.passed.arguments import check_flag, check_threshold, is_array, is_single_threshold
+from gradclip._src.passed.leaves import as_floats, counted, split_by
 from gradclip.integrations import needed_for
-from gradclip.leaves import as_floats, counted, split_by
 from gradclip.typing import Thresholds, Tree
 
 with needed_for("jax_privacy", "jax"):

@@ -5,11 +5,11 @@ from typing import Any
 
 import jax
 
-from gradclip.arguments import is_single_threshold
-from gradclip.leaves import as_floats
-from gradclip.per_example.clip import clip_examples
-from gradclip.per_example.grid import check_grid
-from gradclip.per_example.settings import PerExampleSettings
+from gradclip._src.passed.arguments import is_single_threshold
+from gradclip._src.passed.leaves import as_floats
+from gradclip._src.per_example.clip import clip_examples
+from gradclip._src.per_example.grid import check_grid
+from gradclip._src.per_example.settings import PerExampleSettings
 from gradclip.typing import Threshold, Tree
 
 

@@ -7,18 +7,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradclip.arguments import check_flag, check_threshold, is_single_threshold
+from gradclip._src.passed.arguments import check_flag, check_threshold, is_single_threshold
+from gradclip._src.per_example import transforms
+from gradclip._src.per_example.call_arguments import positions
+from gradclip._src.per_example.settings import PerExampleSettings
+from gradclip._src.tree import flatten
+from gradclip._src.words import shown
 from gradclip.integrations.jax_privacy_grid import check_grid_scale
 from gradclip.integrations.jax_privacy_methods import JaxPrivacyFunction, is_planned, planned, unchanged
 from gradclip.integrations.jax_privacy_results import AuxiliaryOutput, BoundedSensitivityCallable, bound_of, divided
 from gradclip.integrations.jax_privacy_values import left_out_together, norms_of, widened
 from gradclip.integrations.jax_privacy_versions import skips_whole_examples
-from gradclip.per_example import transforms
-from gradclip.per_example.call_arguments import positions
-from gradclip.per_example.settings import PerExampleSettings
-from gradclip.tree import flatten
 from gradclip.typing import Method, Policy, Thresholds
-from gradclip.words import shown
 
 
 def clipped_fun(

@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradclip.arguments import is_single_threshold
-from gradclip.clip import global_norm
-from gradclip.leaves import as_floats, counted
+from gradclip._src.functional.clip import global_norm
+from gradclip._src.passed.arguments import is_single_threshold
+from gradclip._src.passed.leaves import as_floats, counted
 from gradclip.typing import Thresholds
 
 

@@ -9,19 +9,19 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from gradclip.adaptive.holder import AdaptiveNorm
+from gradclip._src.adaptive.holder import AdaptiveNorm
+from gradclip._src.words import with_advice
 from gradclip.integrations import needed_for
 from gradclip.typing import Meshes, Ord, Policy, ProcessGroups, Threshold
-from gradclip.words import with_advice
 
 with needed_for("lightning", "torch"):
     from lightning.pytorch import Callback, LightningModule, Trainer
 
-    from gradclip.fused.at_step import clip_at_step
-    from gradclip.fused.handle import StepClipping
+    from gradclip._src.fused.at_step import clip_at_step
+    from gradclip._src.fused.handle import StepClipping
 
 if TYPE_CHECKING:
-    from gradclip.monitor.monitor import Monitor
+    from gradclip._src.monitor.monitor import Monitor
 
 __all__ = ["ClipCallback"]
 

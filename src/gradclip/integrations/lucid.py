@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from gradclip import inplace, inplace_given
-from gradclip.arguments import check_threshold
-from gradclip.core.norms import Order
-from gradclip.parameters import checked_list
+from gradclip._src.core.norms import Order
+from gradclip._src.inplace import given as inplace_given
+from gradclip._src.inplace import norm as inplace
+from gradclip._src.passed.arguments import check_threshold
+from gradclip._src.passed.parameters import checked_list
 from gradclip.typing import HasGrad, Ord, Parameters, Scalar
 
 __all__ = ["clip_grad_norm", "clip_grad_value", "grad_norm"]

@@ -20,12 +20,12 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from gradclip.adaptive.private import PrivateQuantile
+from gradclip._src.adaptive.private import PrivateQuantile
+from gradclip._src.per_example.clip import per_example_clip
+from gradclip._src.per_example.sensitivity import Sensitivity, clipped_sum_sensitivity
+from gradclip._src.words import listed
 from gradclip.integrations import needed_for
 from gradclip.integrations.opacus_settings import check_settings
-from gradclip.per_example.clip import per_example_clip
-from gradclip.per_example.sensitivity import Sensitivity, clipped_sum_sensitivity
-from gradclip.words import listed
 
 with needed_for("opacus", "torch"):
     import torch

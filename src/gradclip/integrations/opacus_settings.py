@@ -4,11 +4,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from gradclip.adaptive.settings import check_between
-from gradclip.arguments import check_threshold
+from gradclip._src.adaptive.settings import check_between
+from gradclip._src.passed.arguments import check_threshold
+from gradclip._src.per_example.quantities import as_number
+from gradclip._src.words import typed
 from gradclip.integrations import needed_for
-from gradclip.per_example.quantities import as_number
-from gradclip.words import typed
 
 with needed_for("opacus", "torch"):
     from opacus.optimizers.utils import params

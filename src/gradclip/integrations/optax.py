@@ -14,13 +14,13 @@ from fractions import Fraction
 from functools import partial
 from typing import NamedTuple
 
-from gradclip.arguments import check_threshold
-from gradclip.clip import clip_by_global_norm as clip_tree
-from gradclip.clip import clip_by_layer_norm, clip_by_value, global_norm
-from gradclip.clip_units import clip_adaptively
+from gradclip._src.functional.clip import clip_by_global_norm as clip_tree
+from gradclip._src.functional.clip import clip_by_layer_norm, clip_by_value, global_norm
+from gradclip._src.functional.units import clip_adaptively
+from gradclip._src.passed.arguments import check_threshold
+from gradclip._src.passed.leaves import as_floats, without_integers
+from gradclip._src.per_example.clip import per_example_clip
 from gradclip.integrations import needed_for
-from gradclip.leaves import as_floats, without_integers
-from gradclip.per_example.clip import per_example_clip
 from gradclip.typing import Tree
 
 with needed_for("optax", "jax"):
@@ -28,9 +28,9 @@ with needed_for("optax", "jax"):
     import jax.numpy as jnp
     import optax
 
-    from gradclip.backends.jax.host import in_host_memory
-    from gradclip.backends.jax.traced import Jax
-    from gradclip.backends.jax.trees import recognizer
+    from gradclip._src.backends.jax.host import in_host_memory
+    from gradclip._src.backends.jax.traced import Jax
+    from gradclip._src.backends.jax.trees import recognizer
     from gradclip.integrations.optax_adaptive import (
         AdaptiveClipState,
         SkipSpikesState,

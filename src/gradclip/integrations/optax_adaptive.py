@@ -8,18 +8,18 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradclip.adaptive.history import AnyHistory
-from gradclip.adaptive.quantile import QuantileThreshold
-from gradclip.adaptive.settings import check_between
-from gradclip.adaptive.spread import rule_given
-from gradclip.backends.jax.operations import either
-from gradclip.backends.jax.placement import NamedAxes, typed_as
-from gradclip.clip import clip_by_global_norm as clip_tree
-from gradclip.clip import global_norm
-from gradclip.core.nonfinite import Nonfinite
-from gradclip.core.norms import Order
+from gradclip._src.adaptive.history import AnyHistory
+from gradclip._src.adaptive.quantile import QuantileThreshold
+from gradclip._src.adaptive.settings import check_between
+from gradclip._src.adaptive.spread import rule_given
+from gradclip._src.backends.jax.operations import either
+from gradclip._src.backends.jax.placement import NamedAxes, typed_as
+from gradclip._src.core.nonfinite import Nonfinite
+from gradclip._src.core.norms import Order
+from gradclip._src.functional.clip import clip_by_global_norm as clip_tree
+from gradclip._src.functional.clip import global_norm
+from gradclip._src.words import typed
 from gradclip.typing import AxisName, Ord, Policy
-from gradclip.words import typed
 
 
 class AdaptiveClipState(NamedTuple):

@@ -16,25 +16,25 @@ from typing import Any
 
 import numpy as np
 
-from gradclip import clip
-from gradclip.arguments import check_norm, check_threshold
-from gradclip.core.decision import Clipping, from_norm
-from gradclip.core.nonfinite import PROPAGATE
-from gradclip.core.norms import EUCLIDEAN
-from gradclip.core.rules import CLIP
-from gradclip.core.values import elements_of
-from gradclip.flush_mode import with_subnormals
-from gradclip.functional import clip_by_scopes
+from gradclip._src.core.decision import Clipping, from_norm
+from gradclip._src.core.nonfinite import PROPAGATE
+from gradclip._src.core.norms import EUCLIDEAN
+from gradclip._src.core.rules import CLIP
+from gradclip._src.core.values import elements_of
+from gradclip._src.flush_mode import with_subnormals
+from gradclip._src.functional import clip
+from gradclip._src.functional.driver import clip_by_scopes
+from gradclip._src.passed.arguments import check_norm, check_threshold
+from gradclip._src.passed.leaves import prepared, without_integers
+from gradclip._src.passed.unit_axes import scopes_beside
+from gradclip._src.tree import flatten
+from gradclip._src.words import typed
 from gradclip.integrations import needed_for
-from gradclip.leaves import prepared, without_integers
-from gradclip.tree import flatten
-from gradclip.unit_axes import scopes_beside
-from gradclip.words import typed
 
 with needed_for("tensorflow", "tensorflow"):
     import tensorflow as tf
 
-    from gradclip.backends.tensorflow.graph import Graph
+    from gradclip._src.backends.tensorflow.graph import Graph
 
 __all__ = ["clip_by_average_norm", "clip_by_global_norm", "clip_by_norm", "clip_by_value", "global_norm"]
 

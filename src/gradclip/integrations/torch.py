@@ -27,27 +27,28 @@ import types
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 
-from gradclip import inplace, inplace_given
-from gradclip.arguments import check_flag, check_threshold
-from gradclip.backends import any_distributed
-from gradclip.clip import global_norm
-from gradclip.core.nonfinite import TO_GO_ON
-from gradclip.core.norms import Order
-from gradclip.distributed.processes import telling
-from gradclip.inplace_groups import several_norms
+from gradclip._src.backends import any_distributed
+from gradclip._src.core.nonfinite import TO_GO_ON
+from gradclip._src.core.norms import Order
+from gradclip._src.distributed.processes import telling
+from gradclip._src.functional.clip import global_norm
+from gradclip._src.inplace import given as inplace_given
+from gradclip._src.inplace import norm as inplace
+from gradclip._src.inplace.groups import several_norms
+from gradclip._src.passed.arguments import check_flag, check_threshold
+from gradclip._src.passed.leaves import without_integers
+from gradclip._src.passed.parameters import ParameterList
+from gradclip._src.words import with_advice
 from gradclip.integrations import needed_for
-from gradclip.leaves import without_integers
-from gradclip.parameters import ParameterList
 from gradclip.typing import Parameters, Policy
-from gradclip.words import with_advice
 
 with needed_for("torch", "torch"):
     import torch
 
-    from gradclip.backends.torch.tensors import tensor_of
-    from gradclip.fused.at_step import clip_at_step
-    from gradclip.fused.fold import fold_into
-    from gradclip.fused.in_backward import clip_in_backward
+    from gradclip._src.backends.torch.tensors import tensor_of
+    from gradclip._src.fused.at_step import clip_at_step
+    from gradclip._src.fused.fold import fold_into
+    from gradclip._src.fused.in_backward import clip_in_backward
     from gradclip.integrations.torch_batches import MaskedDataset, PoissonSampler, poisson_loader
 
 __all__ = [

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gradclip._src.private.batches import PoissonBatches
 from gradclip.integrations import needed_for
-from gradclip.private.batches import PoissonBatches
 
 with needed_for("torch", "torch"):
     from torch.utils.data import DataLoader, Dataset, Sampler

@@ -7,22 +7,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gradclip.adaptive.holder import AdaptiveNorm
-from gradclip.arguments import check_threshold
+from gradclip._src.adaptive.holder import AdaptiveNorm
+from gradclip._src.passed.arguments import check_threshold
+from gradclip._src.words import with_advice
 from gradclip.integrations import needed_for
 from gradclip.typing import Meshes, Ord, Policy, ProcessGroups, Threshold
-from gradclip.words import with_advice
 
 with needed_for("transformers", "torch"):
     from torch.optim import Optimizer
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
     from transformers.trainer_callback import ExportableState
 
-    from gradclip.fused.at_step import clip_at_step
-    from gradclip.fused.handle import StepClipping
+    from gradclip._src.fused.at_step import clip_at_step
+    from gradclip._src.fused.handle import StepClipping
 
 if TYPE_CHECKING:
-    from gradclip.monitor.monitor import Monitor
+    from gradclip._src.monitor.monitor import Monitor
 
 __all__ = ["ClipCallback"]
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gradclip.backends.host.arrays import aligned_empty, is_aligned
+from gradclip._src.backends.host.arrays import aligned_empty, is_aligned
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (1,), (17,), (3, 5, 7)])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gradclip.backends.host.backend import Namespace
+from gradclip._src.backends.host.backend import Namespace
 
 
 def test_operations_are_looked_up_once():

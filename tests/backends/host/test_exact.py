@@ -6,8 +6,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from gradclip.backends.host import exact
-from gradclip.backends.host.backend import HOST
+from gradclip._src.backends.host import exact
+from gradclip._src.backends.host.backend import HOST
 from rational import power_of_norm
 
 

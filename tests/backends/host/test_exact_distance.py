@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gradclip import check_sensitivity
-from gradclip.backends.host.exact import squared_distance
+from gradclip._src.backends.host.exact import squared_distance
 
 
 @pytest.mark.parametrize("excess", [0.0, 2.0**-52])

@@ -6,8 +6,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from gradclip.backends.host import exact_powers
-from gradclip.backends.host.exact_powers import PowerSum, counted, excess_of_powers, joined
+from gradclip._src.backends.host import exact_powers
+from gradclip._src.backends.host.exact_powers import PowerSum, counted, excess_of_powers, joined
 from rational import power_of_norm
 
 KINDS = {

@@ -7,8 +7,8 @@ import pytest
 
 import gradclip
 from frameworks import ALL, by_name
-from gradclip.backends.host import exact
-from gradclip.backends.host.backend import HOST
+from gradclip._src.backends.host import exact
+from gradclip._src.backends.host.backend import HOST
 
 HOSTS = [f for f in ALL if f.name in ("numpy", "torch", "jax", "tensorflow")]
 

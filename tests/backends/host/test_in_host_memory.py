@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from gradclip.backends.host.backend import HOST
-from gradclip.backends.torch.framework import HOST as TORCH_HOST
+from gradclip._src.backends.host.backend import HOST
+from gradclip._src.backends.torch.framework import HOST as TORCH_HOST
 
 
 def test_the_kernels_know_plain_arrays_of_numpy():

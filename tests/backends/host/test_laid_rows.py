@@ -10,7 +10,7 @@ import torch
 
 import gradclip
 from frameworks import ALL, by_name, numpy_dtype
-from gradclip.core.several import Table
+from gradclip._src.core.several import Table
 from part_by_part import at_once, part_by_part
 from rational import power_of_norm
 

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from gradclip.backends.host.backend import HOST
-from gradclip.backends.host.scaling import clamp_, scale_
-from gradclip.core.records import Factors
-from gradclip.core.scopes import TREE
+from gradclip._src.backends.host.backend import HOST
+from gradclip._src.backends.host.scaling import clamp_, scale_
+from gradclip._src.core.records import Factors
+from gradclip._src.core.scopes import TREE
 
 
 def both():

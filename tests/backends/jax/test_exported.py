@@ -11,9 +11,9 @@ import pytest
 import gradclip
 from frameworks import DTYPES, numpy_dtype
 from fresh_process import run
-from gradclip.backends.jax import exported, kernels
-from gradclip.backends.sums import ENOUGH, kernels_sum_error
-from gradclip.core.arrays import Arrays
+from gradclip._src.backends.jax import exported, kernels
+from gradclip._src.backends.sums import ENOUGH, kernels_sum_error
+from gradclip._src.core.arrays import Arrays
 from rational import at_most, power_of_norm
 
 SIZES = (1, 31, 32, 65, 1000, 65537)

@@ -7,7 +7,7 @@ import pytest
 
 import gradclip
 from compilations import compiled_in
-from gradclip.backends.jax import kernels
+from gradclip._src.backends.jax import kernels
 
 
 def lowered(function, *args, **where):

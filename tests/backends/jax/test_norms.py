@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import gradclip
-import gradclip.backends.jax.host as jax_backend
-from gradclip.backends.jax.kernels import JaxKernels
-from gradclip.backends.jax.traced import Jax
+import gradclip._src.backends.jax.host as jax_backend
+from gradclip._src.backends.jax.kernels import JaxKernels
+from gradclip._src.backends.jax.traced import Jax
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from frameworks import numpy_dtype
-from gradclip.backends.jax.operations import as_integers, both_kinds, sums
+from gradclip._src.backends.jax.operations import as_integers, both_kinds, sums
 
 DTYPES = ("float16", "bfloat16", "float32")
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from compilations import compiled_in
-from gradclip.backends.jax.operations import either
+from gradclip._src.backends.jax.operations import either
 
 X = jnp.arange(3.0)
 

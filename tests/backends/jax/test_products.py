@@ -9,7 +9,7 @@ import pytest
 
 from exact_matrices import check_gram_squares, check_outer_sums, gamma
 from frameworks import numpy_dtype
-from gradclip.backends.jax import products
+from gradclip._src.backends.jax import products
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 BY = ("kernels", "operations")

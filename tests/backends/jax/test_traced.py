@@ -12,7 +12,7 @@ import pytest
 from jax import export
 
 import gradclip
-import gradclip.backends.jax.host as jax_backend
+import gradclip._src.backends.jax.host as jax_backend
 from frameworks import numpy_dtype
 from rational import at_most, random_leaf, random_threshold
 

@@ -6,7 +6,7 @@ import pytest
 from jax.experimental import sparse
 
 import gradclip
-from gradclip.backends.jax.trees import pieces
+from gradclip._src.backends.jax.trees import pieces
 
 HALVES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 

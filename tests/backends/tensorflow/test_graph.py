@@ -12,8 +12,8 @@ import tensorflow as tf
 
 import gradclip
 from frameworks import DTYPES
-from gradclip.backends.tensorflow.graph import Graph
-from gradclip.tree import flatten
+from gradclip._src.backends.tensorflow.graph import Graph
+from gradclip._src.tree import flatten
 from rational import at_most, power_of_norm, random_leaf, random_threshold
 
 MODES = ("function", "xla")
@@ -165,7 +165,7 @@ def test_every_functional_name_gives_what_numpy_gives(mode):
     together = recorded(lambda t: {name: call(t) for name, call in calls.items()}, mode)
     found = together({key: tf.constant(x) for key, x in tree.items()})
     for name, call in calls.items():
-        mine, known = (gradclip.tree.flatten(x).leaves for x in (found[name], call(tree)))
+        mine, known = (gradclip._src.tree.flatten(x).leaves for x in (found[name], call(tree)))
         for x, y in zip(mine, known, strict=True):
             np.testing.assert_allclose(np.asarray(x), y, rtol=1e-6, err_msg=name)
 
@@ -277,8 +277,8 @@ def test_eager_tensors_elsewhere_are_clipped_without_a_look():
     # What an accelerator's tensors take: nothing of it may ask for a value.
     backend = Graph(visible=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gradclip.backends.tensorflow.framework.in_host_memory", lambda x: False)
-        patch.setattr("gradclip.backends.tensorflow.host.all_tensors_on_cpu", lambda x: False)
+        patch.setattr("gradclip._src.backends.tensorflow.framework.in_host_memory", lambda x: False)
+        patch.setattr("gradclip._src.backends.tensorflow.host.all_tensors_on_cpu", lambda x: False)
         found, norm = gradclip.clip_by_global_norm([tf.constant([3.0, 4.0])], 1.0)
     assert not backend.concrete
     np.testing.assert_allclose(found[0], [0.6, 0.8], rtol=3e-7)

@@ -10,9 +10,9 @@ import tensorflow as tf
 import gradclip
 from fast_paths import in_full
 from frameworks import DTYPES, numpy_dtype
-from gradclip import ordinary
-from gradclip.backends.tensorflow.framework import TENSORFLOW
-from gradclip.backends.tensorflow.host import HOST
+from gradclip._src import look
+from gradclip._src.backends.tensorflow.framework import TENSORFLOW
+from gradclip._src.backends.tensorflow.host import HOST
 
 pytestmark = pytest.mark.xdist_group("tensorflow")
 SHAPES = [(3,), (2, 5), (), (0, 4), (40_000,), (4, 1, 3)]  # more and less than what TensorFlow's own memory is for
@@ -74,7 +74,7 @@ def test_values_are_clamped_as_numpys(dtype):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_what_one_look_settles_is_what_the_pipeline_decides(dtype, threshold):
     leaves = list(map(tf.constant, values(dtype)))
-    assert ordinary.read(leaves) is not None
+    assert look.read(leaves) is not None
     for plain in in_full(gradclip.clip_by_global_norm, leaves, threshold):
         assert_all_same(
             gradclip.clip_by_global_norm(leaves, threshold), [[x.numpy() for x in plain[0]], _numpy(plain[1])]
@@ -262,7 +262,7 @@ def test_norms_are_decided_exactly():
 
 
 def test_a_number_of_threads_that_the_user_has_limited():
-    assert 1 <= HOST.threads() <= gradclip.native.default_threads()
+    assert 1 <= HOST.threads() <= gradclip._src.native.default_threads()
 
 
 def test_a_front_makes_arrays_like_a_leaf():

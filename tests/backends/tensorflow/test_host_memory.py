@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from frameworks import DTYPES, numpy_dtype
-from gradclip.backends.host.arrays import HostArray, aligned_empty
-from gradclip.backends.tensorflow.host import described, new_like, taken_over, tensor_of, viewed
+from gradclip._src.backends.host.arrays import HostArray, aligned_empty
+from gradclip._src.backends.tensorflow.host import described, new_like, taken_over, tensor_of, viewed
 
 pytestmark = pytest.mark.xdist_group("tensorflow")
 

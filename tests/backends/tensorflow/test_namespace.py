@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gradclip.backends.tensorflow import namespace
+from gradclip._src.backends.tensorflow import namespace
 
 MODES = ("eager", "function", "xla")
 X = np.array([[3.0, -4.5, 0.0], [1e300, -1e-300, 2.0]])

@@ -1,10 +1,10 @@
 import numpy as np
 import tensorflow as tf
 
-from gradclip.backends.tensorflow.products import assigned, elements_by_format, multiplied, without_nonfinite
-from gradclip.core.arrays import Arrays
-from gradclip.core.formats import FLOAT16, FLOAT32, FLOAT64
-from gradclip.core.records import OneFactor
+from gradclip._src.backends.tensorflow.products import assigned, elements_by_format, multiplied, without_nonfinite
+from gradclip._src.core.arrays import Arrays
+from gradclip._src.core.formats import FLOAT16, FLOAT32, FLOAT64
+from gradclip._src.core.records import OneFactor
 
 
 def made(tensors, factor, **options):

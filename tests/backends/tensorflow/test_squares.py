@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import gradclip
-from gradclip.backends.tensorflow.graph import Graph
-from gradclip.backends.tensorflow.squares import (
+from gradclip._src.backends.tensorflow.graph import Graph
+from gradclip._src.backends.tensorflow.squares import (
     ERROR_AT_A_TIME,
     LARGE,
     compiled_by_xla,
@@ -17,7 +17,7 @@ from gradclip.backends.tensorflow.squares import (
     is_large,
     some_at_a_time,
 )
-from gradclip.core.formats import FLOAT32
+from gradclip._src.core.formats import FLOAT32
 from rational import at_most, power_of_norm
 
 MODES = ("function", "xla")

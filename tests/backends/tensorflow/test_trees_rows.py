@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 import gradclip
-from gradclip.backends.tensorflow.trees import merged, pieces
+from gradclip._src.backends.tensorflow.trees import merged, pieces
 
 pytestmark = pytest.mark.xdist_group("tensorflow")
 HALVES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}

@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 import gradclip
 from frameworks import ALL
-from gradclip.backends.torch import device_examples
-from gradclip.backends.torch.device import Torch
+from gradclip._src.backends.torch import device_examples
+from gradclip._src.backends.torch.device import Torch
 
 DEVICE = next(framework for framework in ALL if framework.name == "torch-device")
 HOST = next(framework for framework in ALL if framework.name == "torch")
@@ -211,7 +211,7 @@ def test_devices_without_float64_add_in_pairs(monkeypatch):
 
     def without_float64(self, device, *, visible):
         made(self, device, visible=visible)
-        self.wide = gradclip.core.formats.FLOAT32
+        self.wide = gradclip._src.core.formats.FLOAT32
 
     monkeypatch.setattr(Torch, "__init__", without_float64)
     grads = drawn("float32", 9, spread=1)

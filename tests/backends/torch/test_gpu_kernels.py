@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from gradclip.backends.torch.framework import HOST
-from gradclip.backends.torch.launches import NEAREST, NEAREST_BUT_FLOAT16, described, table_of
-from gradclip.core.norms import Order
+from gradclip._src.backends.torch.framework import HOST
+from gradclip._src.backends.torch.launches import NEAREST, NEAREST_BUT_FLOAT16, described, table_of
+from gradclip._src.core.norms import Order
 from interpreted import SILENT, interpreted
 from rational import at_most, power_of_norm
 

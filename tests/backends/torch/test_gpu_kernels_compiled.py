@@ -6,8 +6,8 @@ import re
 import pytest
 
 from fresh_process import run
-from gradclip.core.coefficient import NARROW_LOWERED
-from gradclip.core.rules import LOWERED
+from gradclip._src.core.coefficient import NARROW_LOWERED
+from gradclip._src.core.rules import LOWERED
 
 POINTERS = {
     "*i64": ("chunks", "addresses", "sources", "targets", "starts", "part_of"),
@@ -37,7 +37,7 @@ CODE = """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
-    from gradclip.backends.torch import gpu_kernels
+    from gradclip._src.backends.torch import gpu_kernels
 
     types, kernels = json.loads({types!r}), json.loads({kernels!r})
     found = []

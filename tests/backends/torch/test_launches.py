@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.backends import gpu_switch
-from gradclip.backends.torch import launches
-from gradclip.backends.torch.launches import described, table_of
-from gradclip.core.norms import Order
+from gradclip._src.backends import gpu_switch
+from gradclip._src.backends.torch import launches
+from gradclip._src.backends.torch.launches import described, table_of
+from gradclip._src.core.norms import Order
 from interpreted import SILENT, interpreted, switched
 
 pytestmark = pytest.mark.filterwarnings(SILENT)

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import gradclip
-from gradclip.backends.torch import multi_tensor
-from gradclip.backends.torch.multi_tensor import _factor_and_divisor
+from gradclip._src.backends.torch import multi_tensor
+from gradclip._src.backends.torch.multi_tensor import _factor_and_divisor
 from on_a_device import DEVICE, Count, exact, grads, held
 from rational import at_most, power_of_norm
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.backends.torch import device
+from gradclip._src.backends.torch import device
 from gradclip.integrations.torch import clip_grads_with_norm_
 from on_a_device import DEVICE, DTYPES, Count, exact, grads, held, leaves_of
 from rational import at_most, power_of_norm

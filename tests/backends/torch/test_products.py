@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from exact_matrices import check_gram_squares, check_outer_sums, gamma
-from gradclip import native
-from gradclip.backends.torch import products
+from gradclip._src import native
+from gradclip._src.backends.torch import products
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 

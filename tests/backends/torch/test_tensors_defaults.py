@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.inplace_given import clip_grads_with_norm_
+from gradclip._src.inplace.given import clip_grads_with_norm_
+from gradclip._src.passed.leaves import as_floats
 from gradclip.integrations import torch as names_of_torch
-from gradclip.leaves import as_floats
 
 FLOATS = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
 MORE = torch.tensor([12.0, -5.0])

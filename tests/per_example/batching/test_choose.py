@@ -3,8 +3,8 @@ import sys
 
 import pytest
 
-from gradclip.backends.entries import ENTRIES
-from gradclip.per_example.batching.choose import batching_of
+from gradclip._src.backends.entries import ENTRIES
+from gradclip._src.per_example.batching.choose import batching_of
 
 
 @pytest.mark.parametrize(
@@ -17,5 +17,7 @@ def test_each_framework_with_derivatives_has_two_kinds(framework):
 
 
 def test_frameworks_are_imported_when_they_are_asked_for():
-    code = "import sys, gradclip.per_example.batching.choose; print({*sys.modules} & {'jax', 'tensorflow', 'torch'})"
+    code = (
+        "import sys, gradclip._src.per_example.batching.choose; print({*sys.modules} & {'jax', 'tensorflow', 'torch'})"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

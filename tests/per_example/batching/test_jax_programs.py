@@ -13,8 +13,8 @@ import pytest
 
 import gradclip
 from compilations import compiled_in
-from gradclip.per_example.batching import jax_programs
-from gradclip.per_example.batching.verbs import Programs
+from gradclip._src.per_example.batching import jax_programs
+from gradclip._src.per_example.batching.verbs import Programs
 
 ROWS = jnp.asarray(np.random.default_rng(0).normal(size=(21, 5)), jnp.float32)
 WEIGHTS = {"w": jnp.linspace(-1.0, 1.0, 5), "b": jnp.float32(0.3)}

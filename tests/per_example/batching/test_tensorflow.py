@@ -6,7 +6,7 @@ import tensorflow as tf
 import torch
 
 import gradclip
-from gradclip.tree import flatten
+from gradclip._src.tree import flatten
 from losses import BATCH, problem
 
 OPTIONS = [

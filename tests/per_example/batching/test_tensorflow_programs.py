@@ -1,8 +1,8 @@
 import numpy as np
 import tensorflow as tf
 
-from gradclip.per_example.batching.tensorflow import by_program
-from gradclip.per_example.batching.verbs import Programs
+from gradclip._src.per_example.batching.tensorflow import by_program
+from gradclip._src.per_example.batching.verbs import Programs
 
 
 def run(scale):

@@ -5,7 +5,7 @@ import pickle
 
 import numpy as np
 
-from gradclip.per_example.batching.verbs import Programs, mapped
+from gradclip._src.per_example.batching.verbs import Programs, mapped
 
 
 def test_leaves_at_one_place_go_together():

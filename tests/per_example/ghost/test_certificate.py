@@ -4,7 +4,12 @@ from fractions import Fraction
 
 import pytest
 
-from gradclip.per_example.ghost.certificate import error_of_square, raised_by_floor, relative_error, rounding_of_sum
+from gradclip._src.per_example.ghost.certificate import (
+    error_of_square,
+    raised_by_floor,
+    relative_error,
+    rounding_of_sum,
+)
 
 
 def test_the_error_counts_products_and_additions():

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gradclip.backends.registry import named
-from gradclip.per_example.ghost.choose import has_tools, tools_of
+from gradclip._src.backends.registry import named
+from gradclip._src.per_example.ghost.choose import has_tools, tools_of
 
 
 @pytest.mark.parametrize(("framework", "known"), [("jax", True), ("torch", True), ("tensorflow", False)])

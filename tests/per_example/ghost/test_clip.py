@@ -6,9 +6,9 @@ import pytest
 
 import gradclip
 from factors import PRODUCTS, array, exact, gradient
-from gradclip.per_example.ghost.clip import clip_factors
-from gradclip.per_example.settings import PerExampleSettings
-from gradclip.tree import flatten
+from gradclip._src.per_example.ghost.clip import clip_factors
+from gradclip._src.per_example.settings import PerExampleSettings
+from gradclip._src.tree import flatten
 
 STRUCTURES = {"a": "product", "b": {"c": "tied", "d": "made"}}
 

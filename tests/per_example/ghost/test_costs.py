@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from gradclip.per_example.ghost.costs import Autograd, costs_of, parts_of
-from gradclip.per_example.ghost.records import LeafUses, Place, Use
+from gradclip._src.per_example.ghost.costs import Autograd, costs_of, parts_of
+from gradclip._src.per_example.ghost.records import LeafUses, Place, Use
 
 XLA, TORCH = Autograd(addition=8.0, convolution=1.0), Autograd(addition=70.0, convolution=4.0)
 

@@ -4,9 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradclip.per_example.ghost.jax_places import arranged, first_of, flat, ordered, place
-from gradclip.per_example.ghost.jax_views import Factor, NotFollowedError, Piece
-from gradclip.per_example.ghost.records import Place
+from gradclip._src.per_example.ghost.jax_places import arranged, first_of, flat, ordered, place
+from gradclip._src.per_example.ghost.jax_views import Factor, NotFollowedError, Piece
+from gradclip._src.per_example.ghost.records import Place
 
 WHOLE = Piece.whole(0, (4, 6))
 ROWS, COLUMNS = (axes[0] for axes in WHOLE.axes)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from gradclip.per_example.ghost.jax_taps import JaxTaps
-from gradclip.per_example.ghost.records import Made
+from gradclip._src.per_example.ghost.jax_taps import JaxTaps
+from gradclip._src.per_example.ghost.records import Made
 from tapped import per_example
 from tapped_losses import (
     BATCH,

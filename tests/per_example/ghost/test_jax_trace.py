@@ -6,7 +6,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Literal
 
-from gradclip.per_example.ghost.jax_trace import applied, differentiated, inner, is_real
+from gradclip._src.per_example.ghost.jax_trace import applied, differentiated, inner, is_real
 
 
 @jax.custom_vjp

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gradclip.per_example.ghost.jax_views import Factor, NotFollowedError, Piece, split
+from gradclip._src.per_example.ghost.jax_views import Factor, NotFollowedError, Piece, split
 
 
 def elements(piece, shape):

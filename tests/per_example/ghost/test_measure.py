@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from factors import DTYPES, KINDS, PRODUCTS, array, exact, gradient, square
-from gradclip.core.norms import Norm
-from gradclip.per_example.ghost.measure import measured, norm_of, scaled
-from gradclip.per_example.ghost.records import Dense, Made, Part, Place
+from gradclip._src.core.norms import Norm
+from gradclip._src.per_example.ghost.measure import measured, norm_of, scaled
+from gradclip._src.per_example.ghost.records import Dense, Made, Part, Place
 
 EXAMPLES = 6
 STRUCTURES = ["product", "embedding", "tied", "made"]

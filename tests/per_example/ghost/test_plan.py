@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from gradclip.per_example.ghost.costs import Autograd
-from gradclip.per_example.ghost.plan import planned
-from gradclip.per_example.ghost.records import LeafUses, Place, Use
+from gradclip._src.per_example.ghost.costs import Autograd
+from gradclip._src.per_example.ghost.plan import planned
+from gradclip._src.per_example.ghost.records import LeafUses, Place, Use
 
 XLA = Autograd(addition=8.0, convolution=1.0)
 TORCH = Autograd(addition=70.0, convolution=4.0)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from factors import PRODUCTS
-from gradclip.per_example.ghost.records import Dense, Rows
+from gradclip._src.per_example.ghost.records import Dense, Rows
 
 RNG = np.random.default_rng(0)
 LEFT, RIGHT = RNG.standard_normal((4, 2, 3, 5)), RNG.standard_normal((4, 2, 3, 6))

@@ -1,6 +1,6 @@
 """Places of matrices in a parameter."""
 
-from gradclip.per_example.ghost.records import Place
+from gradclip._src.per_example.ghost.records import Place
 
 
 def test_a_place_has_blocks_rows_and_columns():

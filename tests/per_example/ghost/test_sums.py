@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from factors import DTYPES, KINDS, PRODUCTS, array, exact, gradient, place_of, square
-from gradclip.backends.registry import find
-from gradclip.core.nonfinite import Nonfinite
-from gradclip.core.rules import CLIP, Target
-from gradclip.per_example.ghost.certificate import rounding_of_sum
-from gradclip.per_example.ghost.records import Dense, Made, Part
-from gradclip.per_example.ghost.sums import Clipping, clipped_sums
+from gradclip._src.backends.registry import find
+from gradclip._src.core.nonfinite import Nonfinite
+from gradclip._src.core.rules import CLIP, Target
+from gradclip._src.per_example.ghost.certificate import rounding_of_sum
+from gradclip._src.per_example.ghost.records import Dense, Made, Part
+from gradclip._src.per_example.ghost.sums import Clipping, clipped_sums
 
 EXAMPLES = 5
 STRUCTURES = ["product", "embedding", "tied", "made"]

@@ -7,9 +7,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradclip
-from gradclip.per_example.ghost import torch_terms
-from gradclip.per_example.ghost.records import Made
-from gradclip.per_example.ghost.torch_taps import TorchTaps
+from gradclip._src.per_example.ghost import torch_terms
+from gradclip._src.per_example.ghost.records import Made
+from gradclip._src.per_example.ghost.torch_taps import TorchTaps
 from tapped_torch import distance, gradients_by_loop, tapped_gradients, with_aux
 
 # PyTorch says it once in a process.

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradclip.per_example.ghost.torch_layout import layout_of
+from gradclip._src.per_example.ghost.torch_layout import layout_of
 
 
 def place(shape, view, *roles):

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gradclip.per_example.ghost.records import Made
-from gradclip.per_example.ghost.torch_taps import TorchTaps
+from gradclip._src.per_example.ghost.records import Made
+from gradclip._src.per_example.ghost.torch_taps import TorchTaps
 from tapped_torch import distance, gradients_by_loop, remade, tapped_gradients, with_aux
 
 DTYPE = torch.float64

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gradclip.per_example.ghost.torch_taps import TorchTaps
+from gradclip._src.per_example.ghost.torch_taps import TorchTaps
 from tapped_torch import distance, gradients_by_loop, remade, with_aux
 
 DTYPE = torch.float64

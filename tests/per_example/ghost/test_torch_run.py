@@ -3,10 +3,10 @@
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from gradclip.per_example.ghost.records import Made
-from gradclip.per_example.ghost.torch_layout import layout_of
-from gradclip.per_example.ghost.torch_run import Leaf, Run, Tap, as_multiplied, unviewed
-from gradclip.per_example.ghost.torch_vmap import current_level
+from gradclip._src.per_example.ghost.records import Made
+from gradclip._src.per_example.ghost.torch_layout import layout_of
+from gradclip._src.per_example.ghost.torch_run import Leaf, Run, Tap, as_multiplied, unviewed
+from gradclip._src.per_example.ghost.torch_vmap import current_level
 
 
 def test_copies_are_made_once_and_kept_as_one_term():

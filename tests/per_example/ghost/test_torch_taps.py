@@ -12,8 +12,8 @@ from torch import nn
 
 import gradclip
 from gradclip import clipped_grad
-from gradclip.per_example.ghost.records import Made
-from gradclip.per_example.ghost.torch_taps import TorchTaps
+from gradclip._src.per_example.ghost.records import Made
+from gradclip._src.per_example.ghost.torch_taps import TorchTaps
 from tapped_torch import distance, gradients_by_loop, tapped_gradients, with_aux
 
 DTYPE = torch.float64

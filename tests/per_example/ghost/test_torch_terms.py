@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from gradclip.per_example.ghost.records import Dense, Part, Place, Rows
-from gradclip.per_example.ghost.torch_layout import layout_of
-from gradclip.per_example.ghost.torch_terms import Product, Term, dense, materialized, overlap, parts_of, roles_of
+from gradclip._src.per_example.ghost.records import Dense, Part, Place, Rows
+from gradclip._src.per_example.ghost.torch_layout import layout_of
+from gradclip._src.per_example.ghost.torch_terms import Product, Term, dense, materialized, overlap, parts_of, roles_of
 
 
 def place(start, stop, *, columns_first=False):

@@ -2,7 +2,7 @@
 
 import torch
 
-from gradclip.per_example.ghost.torch_vmap import batch_of, current_level, hooks_are_set, memory_of, one_of
+from gradclip._src.per_example.ghost.torch_vmap import batch_of, current_level, hooks_are_set, memory_of, one_of
 
 X = torch.arange(12.0).reshape(3, 4)
 

@@ -1,0 +1,1 @@
+"""What gradclip is made of. Users import `gradclip`, `gradclip.typing` and `gradclip.integrations`."""

@@ -1,0 +1,199 @@
+"""The backend for TensorFlow graphs (`tf.function`, XLA) and for accelerators. It does not read values to compute.
+
+TensorFlow's own CPU code and XLA read subnormal numbers of float32, bfloat16 and float64 as zeros, and flush results
+that small to zero. The floor of a norm allows for these numbers.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from gradclip._src.backends.portable import Portable
+from gradclip._src.backends.tensorflow import namespace
+from gradclip._src.backends.tensorflow.derivative import call_differentiably
+from gradclip._src.backends.tensorflow.products import (
+    assigned,
+    elements_by_format,
+    multiplied,
+    shaped_like,
+    without_nonfinite,
+)
+from gradclip._src.backends.tensorflow.squares import (
+    ERROR_AT_A_TIME,
+    compiled_by_xla,
+    in_pieces,
+    is_large,
+    some_at_a_time,
+)
+from gradclip._src.core.arrays import Arrays, checked_dtype
+from gradclip._src.core.formats import FLOAT16, FLOAT64, Format, format_of, low_bits_mask, sum_dtype
+from gradclip._src.core.layouts import Layout
+from gradclip._src.core.protocols import Backend
+from gradclip._src.core.records import Into, OneFactor
+from gradclip._src.core.scopes import Scope
+
+
+class Graph(Portable):
+    """The backend for symbolic tensors, and for eager tensors on any device."""
+
+    divisors_above = FLOAT64.tiny
+    divisors_up_to = 1.0 / FLOAT64.tiny  # XLA multiplies by the inverse
+
+    def __init__(self, *, visible: bool) -> None:
+        super().__init__(namespace, FLOAT64)
+        self.visible = visible
+        # The sums with first additions in float32, or None if such sums are not allowed.
+        self.some_at_a_time: list[tf.Tensor] | None = None
+
+    def flushed_below(self, element: Format) -> float:
+        return 0.0 if element is FLOAT16 else element.tiny
+
+    def prepare(self, leaf: object) -> tf.Tensor:
+        return prepared(leaf)
+
+    def prepare_in_place(self, leaf: object) -> tf.Tensor:
+        return _ranked(tf.convert_to_tensor(leaf))
+
+    def writable(self, leaves: Sequence[Any]) -> bool:
+        return False  # assigning to a variable does not write into its old memory
+
+    def scale(self, arrays: Arrays, coefficient: Any, layout: Layout, into: Into | None = None) -> Sequence[Any]:
+        if not isinstance(coefficient, OneFactor):
+            return super().scale(arrays, coefficient, layout, into)
+        results = multiplied(arrays, coefficient)
+        return results if into is None else self.write(results, into)
+
+    def write(self, results: Sequence[tf.Tensor], into: Into) -> list[Any]:
+        return list(map(assigned, into.leaves, results))
+
+    def leave(self, array: tf.Tensor, leaf: Any) -> tf.Tensor:
+        return shaped_like(leaf, array)
+
+    def leave_sum(self, wide: tf.Tensor, x: tf.Tensor, dtype: str | None) -> tf.Tensor:
+        return tf.cast(wide, sum_dtype(x, wide, dtype))
+
+    def leave_count(self, flags: tf.Tensor, leaves: Sequence[Any]) -> tf.Tensor:
+        return namespace.sum(flags, dtype=tf.int64)
+
+    def leave_scalar(self, value: tf.Tensor, dtype: str, leaves: Sequence[Any]) -> tf.Tensor:
+        return tf.cast(value, dtype)
+
+    def booleans(self, mask: object) -> tf.Tensor:
+        return tf.cast(tf.convert_to_tensor(mask), tf.bool)
+
+    def scalar(self, value: float | tf.Tensor | np.ndarray, near: Sequence[tf.Tensor]) -> tf.Tensor:
+        return namespace.asarray(value, tf.float64)
+
+    def zeros(self, shape: tuple[int, ...], near: Sequence[tf.Tensor]) -> tf.Tensor:
+        return tf.zeros(shape, tf.float64)
+
+    def bits(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.bitcast(x, tf.int64 if x.dtype == tf.float64 else tf.int32)
+
+    def from_bits(self, bits: tf.Tensor) -> tf.Tensor:
+        return tf.bitcast(bits, tf.float64 if bits.dtype == tf.int64 else tf.float32)
+
+    def complex(self, real: tf.Tensor, imag: tf.Tensor) -> tf.Tensor:
+        return tf.complex(real, imag)
+
+    def narrow(self, x: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+        source, target = format_of(x), format_of(like)
+        if source is target or target is FLOAT16:
+            return super().narrow(x, like)
+        # A conversion may flush numbers below the normal range, or round them up. Make them zero.
+        normal = namespace.where(tf.abs(x) < target.tiny, 0.0, x)
+        return tf.cast(self.from_bits(self.bits(normal) & low_bits_mask(source, target)), like.dtype)
+
+    def multiplied(self, x: tf.Tensor, first: tf.Tensor, second: tf.Tensor | None) -> tf.Tensor:
+        # TensorFlow would turn x * first * second into x * (first * second), which may leave the range. It leaves this
+        # operation alone. It differs from a plain product only where `second` is zero, and that is never so.
+        product = x * first
+        return product if second is None else tf.math.multiply_no_nan(product, second)
+
+    def not_above(self, product: tf.Tensor) -> tf.Tensor:
+        """Return the product, or zero if it is below the normal range, where a device may or may not flush."""
+        return namespace.where(tf.abs(product) < format_of(product).tiny, 0.0, product)
+
+    def with_care(self, compute: Callable[[Any], Any], arrays: Arrays, count: int) -> Any:
+        if self.visible or not any(map(_adds_some_at_a_time, arrays)):
+            return compute(self)
+        quick = copy.copy(self)
+        quick.some_at_a_time = []
+        value, divisor = found = compute(quick)
+        if not quick.some_at_a_time:
+            return found
+        size = value if divisor is None else value * divisor
+        # Then float32 has lost less than 2**-29 of the sum, and nothing has overflowed.
+        sure = tf.math.is_finite(size) & (size > math.sqrt(count) * 2.0**-48)
+        chosen = tf.cond(tf.reduce_all(sure), lambda: _tensors(*found), lambda: _tensors(*compute(self)))
+        return chosen[0], None if divisor is None else chosen[1]
+
+    def sum_error(self, count: int, arrays: Arrays, p: float, scope: Scope) -> float:
+        error = super().sum_error(count, arrays, p, scope)
+        quick = p == 2 and scope.whole and any(map(_adds_some_at_a_time, arrays))
+        return error + ERROR_AT_A_TIME * (1.0 + 2.0**-20) + 2.0**-28 if quick else error
+
+    def power_sum_of(self, x: tf.Tensor, p: float, scope: Scope, divisor: tf.Tensor | None) -> tf.Tensor:
+        if p != 2 or divisor is not None or not scope.whole:
+            return super().power_sum_of(x, p, scope, divisor)
+        if self.some_at_a_time is not None and _adds_some_at_a_time(x):
+            found = list(map(some_at_a_time, self.parts(x)))
+            self.some_at_a_time += found
+        elif compiled_by_xla():  # XLA fuses all of this into one loop, without a copy
+            return super().power_sum_of(x, p, scope, divisor)
+        else:
+            found = list(map(in_pieces, self.parts(x)))
+        return found[0] if len(found) == 1 else found[0] + found[1]
+
+    def largest_of(self, x: tf.Tensor, scope: Scope) -> tf.Tensor:
+        found = super().largest_of(x, scope)
+        return namespace.where(found < 0, 0.0, found)  # -inf if the tensor turns out to be empty
+
+    def smallest(self, arrays: Arrays, scope: Scope) -> tf.Tensor:
+        found = super().smallest(arrays, scope)
+        return namespace.where(found == math.inf, 0.0, found)  # if all tensors turn out to be empty
+
+    def unstacked(self, vectors: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
+        return list(map(tf.unstack, vectors))
+
+    def without_nonfinite(self, arrays: Arrays) -> Arrays:
+        return Arrays(list(map(without_nonfinite, arrays)), arrays.dtypes)
+
+    def multi_tensor(self, arrays: Arrays) -> Mapping[Format, int]:
+        return elements_by_format(arrays)
+
+    def redo_where(
+        self, flags: tf.Tensor, compute: Callable[[], tuple[tf.Tensor, tf.Tensor]], found: tuple[tf.Tensor, tf.Tensor]
+    ) -> Any:
+        again = partial(super().redo_where, flags, compute, found)
+        return tf.cond(tf.reduce_any(flags), again, lambda: tuple(map(tf.identity, found)))
+
+    def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]:
+        return partial(call_differentiably, function, rule)
+
+
+_checked: type[Backend] = Graph
+
+
+def prepared(leaf: object) -> tf.Tensor:
+    """Return a leaf as a tensor. A tensor of unknown rank becomes a vector."""
+    return checked_dtype(_ranked(tf.convert_to_tensor(leaf)))
+
+
+def _adds_some_at_a_time(x: tf.Tensor) -> bool:
+    return is_large(x) and format_of(x) is not FLOAT64
+
+
+def _ranked(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.reshape(tensor, [-1]) if tensor.shape.rank is None else tensor
+
+
+def _tensors(value: tf.Tensor, divisor: tf.Tensor | None) -> list[tf.Tensor]:
+    return [tf.identity(value), tf.ones_like(value) if divisor is None else tf.identity(divisor)]

@@ -1,0 +1,43 @@
+"""The entry point. Without typer and rich, it runs far enough to say that they are missing."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+
+from gradclip._src.cli import FOR_LOGS, INSTALL
+from gradclip._src.versions import info_text, version_text
+
+_WITHOUT_TYPER: dict[tuple[str, ...], Callable[[], str]] = {("info",): info_text, ("--version",): version_text}
+_WITHOUT_DEMO = ("advise", "check", "norm", "replay")
+
+
+def main() -> None:
+    """Run the command line. If the output cannot be written, exit with a one-line error."""
+    if sys.stdout is None:
+        sys.exit("error: the output could not be written: standard output is closed.")
+    try:
+        try:
+            _run(sys.argv[1:])
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        # Otherwise the rest of the buffer would fail again when Python exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1 if isinstance(error, BrokenPipeError) else f"error: the output could not be written: {error}.")
+
+
+def _run(arguments: Sequence[str]) -> None:
+    missing = [name for name in ("typer", "rich") if find_spec(name) is None]
+    if not missing:
+        from gradclip._src.cli.commands import app
+
+        app(prog_name="gradclip")
+    elif tuple(arguments) in _WITHOUT_TYPER:
+        print(_WITHOUT_TYPER[tuple(arguments)]())
+    else:
+        install = FOR_LOGS if arguments and arguments[0] in _WITHOUT_DEMO else INSTALL
+        sys.exit(
+            f"This command needs {' and '.join(missing)}, not installed here. To install: {install}. "
+            f"These work without: {' and '.join('gradclip ' + ' '.join(words) for words in _WITHOUT_TYPER)}."
+        )

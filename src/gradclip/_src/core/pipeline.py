@@ -1,0 +1,223 @@
+"""From arrays and thresholds to norms and coefficients: the one path for all ways of clipping, for any layout."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gradclip._src.core.arrays import Arrays
+from gradclip._src.core.coefficient import exceeds
+from gradclip._src.core.decision import Clipping, Decision, decided
+from gradclip._src.core.holders import Held, Measured
+from gradclip._src.core.layouts import Groups, Layout, Rows, Several
+from gradclip._src.core.norms import Norm, Order, settled
+from gradclip._src.core.protocols import Backend, ConcreteBackend, is_concrete
+from gradclip._src.core.records import OneFactor, Seen
+from gradclip._src.core.scopes import LAYER, TREE, Scope
+from gradclip._src.core.several import Table, quickly
+from gradclip._src.core.together import decide_together, part_of
+from gradclip._src.core.values import Array
+
+if TYPE_CHECKING:
+    from gradclip._src.core.holders import Holders
+
+
+def seen(backend: Backend, norm: Norm, max_norm: float | Array, spikes_above: float) -> Seen:
+    """Return what a measured norm shows. Unlike the scalar that users get, it holds any finite norm."""
+    in_range, threshold = settled(backend, norm), backend.scalar(max_norm, ())
+    finite = backend.xp.isfinite(in_range.value)
+    return Seen(
+        finite, exceeds(in_range, threshold) & finite, exceeds(in_range, threshold, times=spikes_above) & finite
+    )
+
+
+def decide(
+    backend: Backend,
+    arrays: Arrays,
+    clipping: Clipping,
+    names: Callable[[], Sequence[str]],
+    *,
+    layout: Layout = TREE,
+    mask: Array | None = None,
+    holders: "Holders",
+    as_one: bool = True,
+) -> Decision:
+    """Measure `arrays`, each norm of the layout, and decide what happens to them.
+
+    `as_one`: a `OneFactor` may scale all arrays. `names` returns the arrays' names for errors. Examples outside
+    `mask` count as zeros, whatever they contain. `holders` hold the whole gradient; `arrays` may be a part of it.
+    Raises FloatingPointError under the policy "raise".
+    """
+    if isinstance(layout, Groups | Rows):
+        if holders.together is not None and backend.concrete:
+            return decide_together(backend, arrays, clipping, names, layout, holders, holders.together)
+        if is_concrete(backend):
+            return _decide_in_host_memory(backend, arrays, clipping, names, layout, holders)
+        assert isinstance(layout, Groups)  # callers clip units one array at a time
+        return _decide_without_values(backend, arrays, clipping, names, layout, holders)
+    xp = backend.xp
+    if clipping.nonfinite.raises:
+        clipping.nonfinite.check_visible(backend)
+    # If reading the norm is free, only non-finite gradients are read twice.
+    if clipping.nonfinite.zeroes and not backend.concrete:
+        arrays = backend.without_nonfinite(arrays)
+    norm = _measured(backend, arrays, clipping.order, layout, mask, holders)
+    if clipping.nonfinite.zeroes and backend.concrete and not xp.all(xp.isfinite(norm.value)):
+        arrays = backend.without_nonfinite(arrays)
+        norm = _measured(backend, arrays, clipping.order, layout, mask, holders)
+    if clipping.nonfinite.raises and not xp.all(xp.isfinite(norm.value)):
+        holders.raise_nonfinite(backend, arrays, names())
+    made = decided(backend, arrays, clipping, norm, layout, holders, as_one=as_one)
+    if mask is None:
+        return made
+    chosen = replace(made.coefficient, blank=made.coefficient.blank | ~mask, keep=made.coefficient.keep & mask)
+    return replace(made, coefficient=chosen)
+
+
+def measure_all(backend: Backend, arrays: Arrays, layout: Layout, order: Order, holders: "Holders") -> Norm:
+    """Return the norms of all groups as a vector, or those of a scope."""
+    if isinstance(layout, Scope):
+        return _measured(backend, arrays, order, layout, None, holders)
+    if holders.together is not None:
+        return holders.together.measure_parts(backend, [Held(arrays, layout)], order)[0]
+    if not is_concrete(backend):
+        assert isinstance(layout, Groups)
+        return holders.measure_each(backend, arrays, order, layout)
+    found = backend.norms(arrays, order, layout)
+    if np.all(found.sure):
+        return found
+    table = Table(layout, None)
+    table.norms[:] = found.value
+    for number in layout.parts_of(~found.sure):
+        indices, scope = layout.part(number)
+        norm = _measured(backend, backend.chosen(arrays, indices), order, scope, None, holders)
+        table.norms[layout.places(number)] = norm.product().ravel()
+    return table.norm
+
+
+def _decide_in_host_memory(
+    backend: ConcreteBackend,
+    arrays: Arrays,
+    clipping: Clipping,
+    names: Callable[[], Sequence[str]],
+    layout: Several,
+    holders: "Holders",
+) -> Decision:
+    """Decide with one look at all norms; what that leaves undecided, part by part."""
+    thresholds, order = clipping.max_norm, clipping.order
+    known = quickly(backend, arrays, layout, order, thresholds) if clipping.target.keeps else None
+    if known is not None and not known.undecided:
+        return Decision(known.norm, known.coefficient, arrays, layout)
+    waiting = range(layout.number) if known is None else known.undecided
+    if layout.joint and not clipping.nonfinite.zeroes:
+        parts = (backend.chosen(arrays, layout.part(number).indices) for number in waiting)
+        if not all(np.isfinite(holders.measure(backend, part, order).value) for part in parts):
+            one = decide(backend, arrays, replace(clipping, max_norm=math.inf), names, holders=holders)
+            return replace(one, norm=measure_all(backend, arrays, layout, order, holders))
+    table, finite = Table(layout, known), True
+    for number in waiting:
+        indices, scope = layout.part(number)
+        part = backend.chosen(arrays, indices)
+        asked = replace(clipping, max_norm=thresholds.of_part(backend, layout, number, order))
+        made = decide(backend, part, asked, partial(_chosen_names, names, indices), layout=scope, holders=holders)
+        finite = finite and made.arrays is part
+        table.put(number, made.norm, made.coefficient)
+    new = arrays if finite else backend.without_nonfinite(arrays)
+    return Decision(table.norm, table.coefficient, new, layout)
+
+
+def decide_jointly(
+    backend: Backend,
+    arrays: Arrays,
+    clipping: Clipping,
+    names: Callable[[], Sequence[str]],
+    layout: Groups,
+    holders: "Holders",
+    thresholds: Callable[[Sequence[Norm]], Sequence[Any]],
+) -> tuple[list[Norm], list[Decision]]:
+    """Measure each group where values cannot be read, and decide for each what happens to it.
+
+    `thresholds` returns the threshold of each group, given all norms. NaN and infinity in one group count for all.
+    """
+    clipping.nonfinite.check_visible(backend)
+    if clipping.nonfinite.zeroes:
+        arrays = backend.without_nonfinite(arrays)
+    parts = [backend.chosen(arrays, part.indices) for part in layout.parts]
+    if holders.together is not None:
+        of_all = measure_all(backend, arrays, layout, clipping.order, holders)
+        norms = [part_of(layout, of_all, number) for number in range(layout.number)]
+        finite = holders.together.finite(backend)
+    else:
+        norms = [holders.measure(backend, part, clipping.order) for part in parts]
+        finite = backend.xp.all(backend.xp.isfinite(backend.xp.stack([norm.value for norm in norms])))
+    if clipping.nonfinite.raises and not finite:
+        holders.raise_nonfinite(backend, arrays, names())
+    judged = [replace(norm, value=backend.xp.where(finite, norm.value, math.nan)) for norm in norms]
+    each = zip(parts, judged, thresholds(norms), strict=True)
+
+    def holders_of(norm: Norm) -> "Holders":
+        return holders if holders.together is None else Measured(norm)
+
+    return norms, [
+        decided(backend, part, replace(clipping, max_norm=limit), norm, TREE, holders_of(norm))
+        for part, norm, limit in each
+    ]
+
+
+def _decide_without_values(
+    backend: Backend,
+    arrays: Arrays,
+    clipping: Clipping,
+    names: Callable[[], Sequence[str]],
+    layout: Groups,
+    holders: "Holders",
+) -> Decision:
+    """Decide for consecutive groups. The threshold is one number for all of them, or a vector."""
+    clipping.nonfinite.check_visible(backend)
+    if clipping.nonfinite.zeroes:
+        arrays = backend.without_nonfinite(arrays)
+    norm = measure_all(backend, arrays, layout, clipping.order, holders)
+    if clipping.nonfinite.raises:
+        _raise_if_any(backend, arrays, norm, names, layout, holders)
+    made = decided(backend, arrays, clipping, norm, LAYER, holders)
+    if isinstance(made.coefficient, OneFactor):
+        made = replace(made, coefficient=replace(made.coefficient, sizes=list(map(len, layout.groups))))
+    return replace(made, layout=layout)
+
+
+def _raise_if_any(
+    backend: Backend,
+    arrays: Arrays,
+    norm: Norm,
+    names: Callable[[], Sequence[str]],
+    layout: Groups,
+    holders: "Holders",
+) -> None:
+    """Raise a FloatingPointError for the first group whose norm is not finite, if there is one.
+
+    Several holders name all, since each knows only its own.
+    """
+    if holders.together is not None and not holders.together.finite(backend):
+        holders.raise_nonfinite(backend, arrays, names())
+    finite = backend.xp.isfinite(norm.value)
+    if not backend.xp.all(finite):
+        number = next(number for number, one in enumerate(backend.unstacked([finite])[0]) if not one)
+        indices = layout.groups[number]
+        holders.raise_nonfinite(backend, backend.chosen(arrays, indices), _chosen_names(names, indices))
+
+
+def _chosen_names(names: Callable[[], Sequence[str]], indices: Sequence[int]) -> list[str]:
+    every = names()
+    return [every[index] for index in indices]
+
+
+def _measured(
+    backend: Backend, arrays: Arrays, order: Order, scope: Scope, mask: Array | None, holders: "Holders"
+) -> Norm:
+    if scope.whole:
+        return holders.measure(backend, arrays, order)
+    norm = holders.measure_units(backend, arrays, order, scope)
+    return norm if mask is None else replace(norm, value=backend.xp.where(mask, norm.value, 0.0))

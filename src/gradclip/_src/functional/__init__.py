@@ -1,0 +1,1 @@
+"""Calls that return new trees, and exact answers about norms."""

@@ -1,0 +1,235 @@
+"""Functional clipping: returns new trees and never changes its input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gradclip._src.backends.registry import find
+from gradclip._src.core.decision import Clipping
+from gradclip._src.core.derivative import ValueRule
+from gradclip._src.core.nonfinite import Nonfinite
+from gradclip._src.core.norms import Order
+from gradclip._src.core.rules import CLIP
+from gradclip._src.core.scopes import LAYER
+from gradclip._src.flush_mode import with_subnormals
+from gradclip._src.functional.driver import clip_groups, leaves_of, norms_of_groups
+from gradclip._src.passed.arguments import check_real, check_threshold, is_single_threshold, scalar_array
+from gradclip._src.passed.choice import choice_of
+from gradclip._src.passed.leaves import counted, layers_of, prepared, split_by
+from gradclip.typing import AxisName, Integers, Ord, Policy, Scalar, Threshold, Thresholds, Tree, Where
+
+
+@with_subnormals
+def global_norm(
+    tree: object, ord: Ord | Order = 2, *, axis_name: AxisName = None, where: Where = None, integers: Integers = "keep"
+) -> Scalar:
+    """Return the norm of all leaves of `tree` as one vector: (sum |x|**p)**(1/p).
+
+    Args:
+        tree: arrays of one framework in nested containers, or a single array; any shapes. A leaf that occurs twice
+            counts twice (`gradclip.grad_norm` counts a parameter once). `None` leaves are skipped. Integers, booleans
+            and JAX's `float0` do not count. Sparse arrays of JAX (BCOO, BCSR) count by their elements; entries with the
+            same index are summed first, in float64.
+        ord: p: a number >= 1, `inf` for the largest magnitude, `-inf` for the smallest; None means 2.
+        axis_name: inside `jax.shard_map`, the mesh axis (or tuple of axes) over which the leaves are sharded. The norm
+            is then that of all shards together, computed with one reduction, and `ord` must be at most 8 or infinite.
+            With `check_vma=True`, a leaf replicated over an axis counts once. Otherwise every leaf counts as sharded.
+        where: the leaves that count, by name: a pattern such as "encoder.*", a list of patterns, or a function that
+            says of a name, such as "encoder.0.weight", whether it counts. All others come back as they are, like
+            integers. Patterns that match no name are a ValueError.
+        integers: "keep" leaves integers as they are. "raise" is a TypeError that names those that would count.
+
+    Returns:
+        A scalar of the framework on the first leaf's device: float64 if a leaf is float64, else float32. Its relative
+        error is at most 1e-6 (float32 and narrower leaves) or 1e-14 (float64). It is 0 for a tree without elements, NaN
+        or inf if an element is, and inf if the norm exceeds the scalar's range.
+
+    Raises:
+        TypeError: a leaf is not an array, the leaves belong to different frameworks, or all numbers are integers.
+        ValueError: `ord` is not one of the values above, or `where` matches no name.
+
+    >>> import numpy as np
+    >>> float(global_norm({"w": np.array([3.0]), "b": np.array([4.0])}))
+    5.0
+
+    """
+    order = Order.parse(ord)
+    return norms_of_groups(leaves_of(tree, axis_name, where, integers), LAYER, order, axis_name)[0]
+
+
+@with_subnormals
+def layer_norms(
+    tree: object,
+    ord: Ord = 2,
+    *,
+    prefix: object = None,
+    axis_name: AxisName = None,
+    where: Where = None,
+    integers: Integers = "keep",
+) -> Any:
+    """Return the norm of each layer of `tree`: of each leaf, or of each group of leaves that `prefix` defines.
+
+    Args:
+        tree: as in `global_norm`.
+        ord: which norm, as in `global_norm`.
+        prefix: defines the layers, like the thresholds of `clip_by_layer_norm`: a prefix of `tree` whose leaves may be
+            anything. All leaves of `tree` below one leaf of `prefix` form a layer. With None, each leaf is a layer.
+        axis_name: as in `global_norm`.
+        where: which leaves count, as in `global_norm`.
+        integers: "raise" refuses integers, as there.
+
+    Returns:
+        A tree of norms with the structure of `prefix`, or of `tree` without one. Dtypes and errors are those of
+        `global_norm`. The norm of a layer of which nothing counts is 0, in float32.
+
+    >>> import numpy as np
+    >>> norms = layer_norms({"w": np.array([3.0, 4.0]), "b": np.array([-2.0])})
+    >>> float(norms["w"]), float(norms["b"])
+    (5.0, 2.0)
+
+    """
+    order, leaves = Order.parse(ord), leaves_of(tree, axis_name, where, integers)
+    shape, layers = layers_of(leaves.flat) if prefix is None else split_by(leaves.flat, prefix, "prefix")
+    return shape.arrange(norms_of_groups(leaves, layers, order, axis_name))
+
+
+@with_subnormals
+def clip_by_global_norm(
+    tree: Tree,
+    max_norm: Threshold,
+    *,
+    ord: Ord = 2,
+    nonfinite: Policy = "propagate",
+    axis_name: AxisName = None,
+    where: Where = None,
+    integers: Integers = "keep",
+) -> tuple[Tree, Scalar]:
+    """Scale `tree` by min(1, max_norm / ||tree||). The result's norm never exceeds `max_norm`, even by rounding.
+
+    Args:
+        tree: arrays of one framework in nested containers, or a single array; any shapes, dtypes may be mixed. A leaf
+            that occurs twice counts twice and is returned clipped in both places. Integers and booleans come back as
+            they are and do not count.
+        max_norm: the threshold, >= 0, in the units of the gradients: a number or a scalar array. `inf` clips nothing. A
+            negative value raises ValueError, but counts as 0 in an array that is traced or on an accelerator.
+        ord: which norm, as in `global_norm`.
+        nonfinite: what to do if the gradients contain NaN or infinity. "propagate": everything becomes NaN. "raise":
+            FloatingPointError; not in traced calls. "zero": they count as 0. "skip": everything becomes 0.
+        axis_name: the mesh axes over which the leaves are sharded, as in `global_norm`.
+        where: which leaves count, as in `global_norm`.
+        integers: "raise" refuses integers, as there.
+
+    Returns:
+        `(clipped, norm)`: a new tree with the same structure, dtypes, shapes and devices, and the norm before clipping,
+        as `global_norm` returns it. If the norm is at most `max_norm`, the elements are bit-identical. Within rounding
+        error of it, that holds where exact arithmetic decides: always for order 2 outside of traced calls and
+        accelerators; otherwise see "Norms near the threshold" in the documentation. Sparse arrays of JAX keep their
+        indices.
+
+    Raises:
+        TypeError, ValueError: as in `global_norm`, or an invalid `max_norm` or `nonfinite`.
+        FloatingPointError: with `nonfinite="raise"`, the gradients contain NaN or infinity.
+
+    The method is that of Pascanu et al. 2013; `core/coefficient.py` proves the bound.
+
+    >>> import numpy as np
+    >>> grads = {"w": np.array([3.0, 4.0])}
+    >>> clipped, norm = clip_by_global_norm(grads, max_norm=1.0)
+    >>> clipped["w"].round(6).tolist(), float(norm)
+    ([0.6, 0.8], 5.0)
+
+    """
+    clipping = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
+    leaves = leaves_of(tree, axis_name, where, integers)
+    clipped, norms = clip_groups(leaves, LAYER, [max_norm], clipping, axis_name)
+    return leaves.rebuild(clipped), norms[0]
+
+
+@with_subnormals
+def clip_by_layer_norm(
+    tree: Tree,
+    max_norm: Thresholds,
+    *,
+    ord: Ord = 2,
+    nonfinite: Policy = "propagate",
+    axis_name: AxisName = None,
+    where: Where = None,
+    integers: Integers = "keep",
+) -> tuple[Tree, Any]:
+    """Clip each layer of `tree` by its own norm.
+
+    Args:
+        tree: as in `clip_by_global_norm`.
+        max_norm: a number, the threshold of each leaf. Or a prefix of `tree` (its containers, cut off at any depth)
+            that holds numbers: the leaves below one number form a layer, which is clipped to that threshold. It may
+            leave out leaves that do not count.
+        ord: which norm, as in `global_norm`.
+        nonfinite: what to do if a layer contains NaN or infinity, as in `clip_by_global_norm`.
+        axis_name: the mesh axes over which the leaves are sharded, as in `global_norm`.
+        where: which leaves count, as in `global_norm`.
+        integers: "raise" refuses integers, as there.
+
+    Returns:
+        `(clipped, norms)`: the new tree and the norms before clipping. `norms` has the structure of `tree` if
+        `max_norm` is a number, else that of `max_norm`.
+
+    Raises:
+        ValueError: `max_norm` is not a prefix of `tree`. Other errors are those of `clip_by_global_norm`.
+
+    >>> import numpy as np
+    >>> tree = {"w": np.array([3.0, 4.0]), "b": np.array([0.5])}
+    >>> clipped, norms = clip_by_layer_norm(tree, 1.0)
+    >>> clipped["w"].round(6).tolist(), clipped["b"].tolist(), float(norms["w"])
+    ([0.6, 0.8], [0.5], 5.0)
+
+    """
+    clipping = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
+    leaves = leaves_of(tree, axis_name, where, integers)
+    if is_single_threshold(max_norm):
+        prefix, layers = layers_of(leaves.flat)
+        thresholds = [max_norm] * layers.count
+    else:
+        prefix, layers = split_by(leaves.flat, max_norm)
+        thresholds = prefix.leaves
+    clipped, norms = clip_groups(leaves, layers, thresholds, clipping, axis_name)
+    return leaves.rebuild(clipped), prefix.arrange(norms)
+
+
+@with_subnormals
+def clip_by_value(tree: Tree, max_value: Threshold, *, where: Where = None, integers: Integers = "keep") -> Tree:
+    """Clamp each element of `tree` to [-max_value, max_value]. NaN stays NaN.
+
+    Args:
+        tree: arrays of real numbers, as in `clip_by_global_norm`. Integers come back as they are.
+        max_value: the largest magnitude, >= 0. If a leaf's dtype cannot represent it, it is rounded toward zero.
+        where: which leaves count, as in `global_norm`.
+        integers: "raise" refuses integers, as there.
+
+    Returns:
+        A new tree with the same structure, dtypes, shapes and devices.
+
+    Raises:
+        TypeError: a leaf is complex; complex numbers have no order.
+        ValueError: `max_value` is negative or NaN.
+
+    >>> import numpy as np
+    >>> clip_by_value(np.array([-3.0, 0.5, 4.0]), 1.0).tolist()
+    [-1.0, 0.5, 1.0]
+
+    """
+    flat = counted(tree, choice_of(where, integers))
+    backend = find(flat.leaves, flat.paths, max_value)
+    bound = check_threshold(max_value, "max_value", backend=backend)
+    arrays = prepared(backend, flat)
+    check_real(arrays, flat.paths)
+
+    own = bound if isinstance(bound, float) else None
+    patterns = backend.types_of(flat.leaves)
+
+    def primal(leaves: Sequence[Any], given: Any, _: None) -> tuple[list[Any], None, list[Any]]:
+        clamped = backend.clamp(backend.enter(leaves), given if own is None else own)
+        return backend.leave_all(clamped, patterns), None, []
+
+    clip = backend.differentiable(primal, ValueRule(own))
+    return flat.rebuild(clip(arrays, scalar_array(max_value), None)[0])

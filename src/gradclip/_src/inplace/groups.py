@@ -1,0 +1,192 @@
+"""Clip in place by several norms: those of parameter groups with thresholds of their own, or of patterns of names.
+
+NaN and infinity in one part count for all parts, so that a step is applied, skipped or spoiled as a whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from gradclip._src import look
+from gradclip._src.adaptive.holder import AdaptiveNorm
+from gradclip._src.backends import whole_scalar
+from gradclip._src.core.arrays import Arrays
+from gradclip._src.core.decision import Clipping
+from gradclip._src.core.each_norm import EachNorm
+from gradclip._src.core.holders import Holders
+from gradclip._src.core.layouts import Groups
+from gradclip._src.core.nonfinite import Nonfinite
+from gradclip._src.core.norms import Norm, Order, of_all, of_numbers
+from gradclip._src.core.pipeline import seen
+from gradclip._src.core.records import Seen
+from gradclip._src.core.rules import CLIP
+from gradclip._src.core.values import Array
+from gradclip._src.distributed.processes import ONE_PROCESS, Processes
+from gradclip._src.inplace.driver import clip_jointly
+from gradclip._src.inplace.gradients import Gradients, Taken, entered
+from gradclip._src.inplace.thresholds import Part, parts_of
+from gradclip._src.passed.arguments import check_threshold
+from gradclip._src.passed.groups import have_thresholds
+from gradclip._src.passed.parameters import ParameterList
+from gradclip.typing import Ord, Policy, Scalar
+
+if TYPE_CHECKING:
+    from gradclip._src.monitor.monitor import Monitor
+
+
+def several_norms(parameters: object, max_norm: object) -> bool:
+    """Return whether parts of the parameters have thresholds of their own."""
+    return isinstance(max_norm, Mapping) or have_thresholds(parameters)
+
+
+def clip_ordinary(params: ParameterList, max_norm: object, settings: tuple[Ord | Order, Policy]) -> Scalar | None:
+    """Clip ordinary gradients that no other process shares, as `clip_by_parts` does. None if that is not possible."""
+    given = look.gradients(params.parameters if params.tree is None else params.tree)
+    if given is None or (isinstance(given, look.Look) and not given.kernels.writable):
+        return None
+    order, policy = Order.parse(settings[0]), Nonfinite.named(settings[1])
+    parts = parts_of(params, max_norm, alone=True)
+    if any(part.adaptive is not None for part in parts):
+        return None
+    limits = look.known_thresholds([part.threshold(order) for part in parts])
+    every = [0] * (sum(len(part.places) for part in parts))
+    for number, part in enumerate(parts):
+        for place in part.places:
+            every[place] = number
+    if params.tree is None and len(every) > len(given.leaves):
+        every = [part for part, owner in zip(every, params.parameters, strict=True) if owner.grad is not None]
+    if limits is None or len(every) != len(given.leaves):
+        return None
+    if not isinstance(given, look.Look):
+        return given.clip_parts_(every, limits, order, policy)
+    layout = Groups.of_numbers(every, len(parts))
+    norms = given.clip_several_(layout, np.array(limits, float), order)
+    return None if norms is None else given.scalar(of_numbers(norms.tolist(), order))
+
+
+def clip_by_parts(
+    params: ParameterList,
+    processes: Processes,
+    max_norm: object,
+    settings: tuple[Ord | Order, Policy],
+    monitor: Monitor | None = None,
+) -> Scalar:
+    """Clip each part of the parameters by its own norm; return the norm of all, before clipping.
+
+    `settings` are the order and the policy for NaN and infinity.
+    """
+    alone = processes is ONE_PROCESS
+    with processes.preparing():
+        order, policy = Order.parse(settings[0]), Nonfinite.named(settings[1])
+        parts = parts_of(params, max_norm, alone=alone)
+        limits = [whole_scalar(part.threshold(order)) for part in parts]
+        agreed, skips = ", ".join(part.agreed for part in parts), [part.skip_above for part in parts]
+        more = [("the order of thresholds", agreed), ("skip_above of each", skips), *params.choice.told]
+        processes.ask(order, policy, limits, more=more)
+        taken = entered(params, processes, *limits, to_write=True, apart=True)
+        places = _places(params, parts, taken.gradients)
+        each_limit = zip(limits, parts, strict=True)
+        checked = [check_threshold(limit, part.told, backend=taken.backend) for limit, part in each_limit]
+    asked = Clipping(checked, order, policy, CLIP)
+    holders, backend = processes.holders(taken.backend), taken.backend
+    each = monitor.watching() if monitor is not None and alone else None
+    with backend.precision():
+        if each is not None:
+            each.measure(backend, taken.arrays, order, taken.gradients.names_of_layers)
+        try:
+            norms = clip_jointly(taken, skips, places, asked, holders)
+        except FloatingPointError:
+            if monitor is not None:
+                monitor.missed(each)
+            raise
+        found = Found.of(taken, places, norms, order, holders)
+        for number, (part, limit) in enumerate(zip(parts, checked, strict=True)):
+            if part.adaptive is not None:
+                _observe(part.adaptive, found, number, limit, asked)
+        if monitor is not None:
+            _record(monitor, parts, found, each, settings[1])
+        return found.scalar(found.total, taken.arrays, taken.gradients.grads)
+
+
+def _places(params: ParameterList, parts: Sequence[Part], gradients: Gradients) -> list[Sequence[int]]:
+    """Return the indices of each part's gradients."""
+    listed = params.parameters if gradients.tree is None else gradients.tree.leaves
+    if len(gradients.owners) == len(listed):
+        groups: list[Sequence[int]] = [part.places for part in parts]
+    else:
+        place_of = {id(owner): index for index, owner in enumerate(gradients.owners)}
+        groups = [
+            sorted({place_of[id(listed[place])] for place in part.places if id(listed[place]) in place_of})
+            for part in parts
+        ]
+    for meeting in () if gradients.apart else gradients.meeting:
+        if sum(any(index in group for index in meeting) for group in groups) > 1:
+            raise ValueError(
+                f"{gradients.named(meeting)} share memory, so they cannot be scaled by different numbers in place. "
+                "Pass copies."
+            )
+    return groups
+
+
+class Found(NamedTuple):
+    """The norms of the parts before clipping, whether all are finite, and the norm of all, as a wide number."""
+
+    taken: Taken
+    places: Sequence[Sequence[int]]
+    norms: Sequence[Norm]
+    finite: Any
+    total: Any
+    holders: Holders
+
+    @classmethod
+    def of(
+        cls, taken: Taken, places: Sequence[Sequence[int]], norms: Sequence[Norm], order: Order, holders: Holders
+    ) -> Found:
+        """Combine the norms of the parts."""
+        xp = taken.backend.xp
+        together = holders.together
+        some = [norm for norm, group in zip(norms, places, strict=True) if group or together is not None] or norms[:1]
+        finite = xp.all(xp.isfinite(xp.stack([norm.value for norm in some])))
+        total = of_all(xp, xp.stack([norm.product() for norm in some]), order)
+        if together is not None:
+            finite = together.finite(taken.backend)
+            total = xp.where(finite | ~xp.isfinite(total), total, math.nan)  # no norm counts a copy that holds NaN
+        return cls(taken, places, norms, finite, total, holders)
+
+    def scalar(self, norm: Array, arrays: Arrays, leaves: Sequence[Any]) -> Scalar:
+        """Return a wide number as a scalar of the framework."""
+        backend, gradients = self.taken.backend, self.taken.gradients
+        return backend.leave_scalar(norm, self.holders.norm_dtype(arrays), leaves or gradients.grads)
+
+    def of_part(self, number: int, *, told: bool = False) -> Scalar:
+        """Return the norm of a part; as it is `told`, that of all if not all are finite."""
+        backend, indices, norm = self.taken.backend, self.places[number], self.norms[number].product()
+        norm = backend.xp.where(self.finite, norm, self.total) if told else norm
+        leaves = [self.taken.gradients.grads[index] for index in indices]
+        return self.scalar(norm, backend.chosen(self.taken.arrays, indices), leaves)
+
+
+def _observe(adaptive: AdaptiveNorm, found: Found, number: int, limit: float | Array, asked: Clipping) -> None:
+    """Have an `AdaptiveNorm` observe the norm of its part, and that the step is not finite if another part is not."""
+    norm = found.of_part(number)
+    beyond = seen(found.taken.backend, found.norms[number], limit, adaptive.skip_above)
+    shown = Seen(*(flag & found.finite for flag in adaptive.shown(norm, limit, beyond)[:3]))
+    adaptive.observe(norm, limit, asked.order, asked.nonfinite, shown)
+
+
+def _record(monitor: Monitor, parts: Sequence[Part], found: Found, each: EachNorm | None, nonfinite: Policy) -> None:
+    """Record the common part as the step, or without one the last part; and each part but the common one as a group."""
+    step = 0 if parts[0].common else len(parts) - 1
+    for number, part in enumerate(parts):
+        norm = found.of_part(number, told=True)
+        if not part.common:
+            group = monitor.of_group(part.name)
+            group.watched(each and each.of(found.places[number], found.taken.backend.xp.stack))
+            group.record(norm, part.recorded, nonfinite=nonfinite)
+        if number == step:
+            monitor.watched(each)
+            monitor.record(norm, part.recorded, nonfinite=nonfinite)

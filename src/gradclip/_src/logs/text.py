@@ -1,0 +1,170 @@
+"""Text that programs print: Megatron-LM, Megatron-DeepSpeed, torchtitan, Hugging Face's Trainer, and the like."""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from gradclip._src.logs.files import lines
+from gradclip._src.logs.json_files import BEFORE_CLIPPING, TRAINER_DEFAULT, no_norm
+from gradclip._src.logs.rows import (
+    Log,
+    LogError,
+    Row,
+    below_zero,
+    check_count,
+    check_point,
+    counted,
+    norm_or_nan,
+    number,
+)
+from gradclip._src.words import listed
+
+_THOUSANDS = r"[1-9]\d{0,2}(?:,\d{3}){1,100}(?:\.\d+)?(?!\d)"
+_NUMBER = (
+    rf"([-+]?(?:{_THOUSANDS}|"
+    + r"\d{1,400},\d+(?!\d|,\d)|\d+\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?|nan|inf(?:inity)?))"
+)
+_BETWEEN = r"""['"]?\s{0,20}[:=]\s{0,20}['"]?(?:(?:np\.float\d{2}|(?:torch\.)?tensor)\()?"""
+_PREFIX = r"(?<![a-z_])(?:(?:train|total|global)[ _])?"
+_NORM = re.compile(_PREFIX + r"(?:grad(?:ient)?[ _-]?norm|gnorm)" + _BETWEEN + _NUMBER, re.I)
+_LOSS = re.compile(r"(?<![a-z_/])(?:lm[ _]|train(?:ing)?[ _])?loss" + _BETWEEN + _NUMBER, re.I)
+_MEGATRON = re.compile(r"\biteration\s{1,20}(\d{1,16})\s{0,20}/", re.I)
+_STEP = re.compile(r"\b(?:global[ _])?(?:step|iter(?:ation)?)s?['\"]?\s{0,20}[:= ]\s{0,20}(\d{1,16})\b", re.I)
+_PLACE_IN_CODE = re.compile(r"(?<![\w.<>])[\w.<>]{1,200}:[\w<>]{1,200}:\d{1,9} - ")  # as loguru prints it
+_SKIPPED = re.compile(r"number of skipped iterations:\s{0,20}(\d{1,16})")
+_COLOURS = re.compile(r"(?:\x1b\[[0-9;]{0,20}|\[[0-9;]{1,20})m")
+_SETTING = re.compile(
+    r"\b(?:clip_grad|max_norm|max_grad_norm|gradient_clipping)\b['\"]?\s{0,20}[:=. ][\s.:=]{0,80}" + _NUMBER, re.I
+)
+_DEEPSPEED = re.compile(r"\bstep=\d{1,16}, skipped=\d")
+_LONGEST = 2**16
+
+
+class _Program(NamedTuple):
+    """A program: its name, and the default of its threshold."""
+
+    name: str
+    default: float
+
+
+_MEGATRON_LM = _Program("text of Megatron-LM", 1.0)
+_TORCHTITAN = _Program("text of torchtitan", 1.0)
+_TRAINER = _Program("text of Hugging Face's Trainer", TRAINER_DEFAULT)
+_OTHER = _Program("text", math.nan)
+
+
+def holds_norm(line: str) -> bool:
+    """Say whether a line of text holds a norm."""
+    return _NORM.search(_COLOURS.sub("", line[:_LONGEST])) is not None
+
+
+def of_text(path: Path, key: str | None) -> Log:
+    """Read the lines that hold a norm; also the threshold, if the program printed its settings before."""
+    rows: list[Row] = []
+    seen = _Seen()
+    for line in _plain(path):
+        norm = _NORM.search(line) if key is None else _named(key).search(line)
+        seen.look(line, norm, first=not rows)
+        if norm is not None:
+            rows.append(_row(line, norm))
+            check_count(len(rows))
+    if not rows:
+        raise _without_norms(path) if seen.of_deepspeed and key is None else no_norm(path, (), key)
+    assumed, known = math.isnan(seen.threshold), seen.program is not _OTHER
+    threshold = seen.program.default if assumed else seen.threshold
+    measured = BEFORE_CLIPPING if known else ""
+    return Log(seen.program.name, rows, threshold, assumed and known, measured, seen.notes())
+
+
+@dataclass
+class _Seen:
+    """What a text says beside its norms.
+
+    Attributes:
+        threshold: the last that it names before the norms; NaN if it names none.
+        named: all thresholds that it names.
+        comma: a norm whose comma is read as one of thousands, but may be a decimal comma.
+
+    """
+
+    program: _Program = _OTHER
+    threshold: float = math.nan
+    named: dict[float, None] = field(default_factory=dict)
+    skipped: int = 0
+    below_zero: int = 0
+    comma: str = ""
+    of_deepspeed: bool = False
+
+    def look(self, line: str, norm: re.Match[str] | None, *, first: bool) -> None:
+        """Look at a line; `first`: no line with a norm was before it."""
+        if match := _SKIPPED.search(line):
+            self.skipped += int(match[1])
+        if norm is not None:
+            self.program = _program_of(line) if first else self.program
+            self.below_zero += norm[1].startswith("-")
+            self.comma = self.comma or (norm[1] if "," in norm[1] and "." not in norm[1] else "")
+            return
+        self.of_deepspeed = self.of_deepspeed or _DEEPSPEED.search(line) is not None
+        if match := _SETTING.search(line):
+            value = _value(match)
+            self.named[value] = None
+            self.threshold = value if first else self.threshold
+
+    def notes(self) -> tuple[str, ...]:
+        """Return sentences on what was taken where the text leaves a choice."""
+        found = ["The program skipped " + counted(self.skipped, "step.", "steps.")] if self.skipped else []
+        if len(self.named) > 1:
+            none = math.isnan(self.threshold)
+            which = "none before the first norm, so none counts" if none else f"{self.threshold:g} counts"
+            found.append(f"The log names several thresholds, {listed([f'{one:g}' for one in self.named])}: {which}.")
+        if self.comma:
+            found.append(f"The comma in {self.comma} is read as one of thousands.")
+        return (*found, *below_zero(self.below_zero))
+
+
+def _without_norms(path: Path) -> LogError:
+    return LogError(
+        f"{path} has no norms of gradients: DeepSpeed prints none. To record them, pass monitor= to "
+        "gradclip.integrations.deepspeed.follow, and read what Monitor.save writes."
+    )
+
+
+def _plain(path: Path) -> Iterator[str]:
+    for line in lines(path):
+        # A progress bar ends its lines with carriage returns.
+        for part in line[:_LONGEST].split("\r"):
+            yield _PLACE_IN_CODE.sub("", _COLOURS.sub("", part), count=1)
+
+
+def _named(key: str) -> re.Pattern[str]:
+    return re.compile(r"(?<![\w])" + re.escape(key) + _BETWEEN + _NUMBER, re.I)
+
+
+def _row(line: str, norm: re.Match[str]) -> Row:
+    step = _MEGATRON.search(line) or _STEP.search(line)
+    loss = _LOSS.search(line)
+    return Row(
+        int(step[1]) if step else None,
+        norm_or_nan(_value(norm)),
+        _value(loss) if loss else math.nan,
+    )
+
+
+def _value(match: re.Match[str]) -> float:
+    if not re.fullmatch(r"[-+]?" + _THOUSANDS, match[1]):
+        check_point(match[1])
+    found = number(match[1].replace(",", ""))
+    return math.nan if found is None else found
+
+
+def _program_of(line: str) -> _Program:
+    if _MEGATRON.search(line):
+        return _MEGATRON_LM
+    if re.search(r"\bstep:\s{0,20}\d{1,16}\s{1,20}loss:", line):
+        return _TORCHTITAN
+    if re.search(r"['\"]grad_norm['\"]", line) and re.search(r"['\"]learning_rate['\"]", line):
+        return _TRAINER
+    return _OTHER

@@ -1,0 +1,293 @@
+"""Look arrays: the kernels read all of them as they are, so that they are taken in few steps.
+
+One look settles most of their norms: those of order 1, 2 or infinity that are finite and clearly on one side of a
+threshold that is a number. They are measured and decided with plain Python numbers, to the bit as the pipeline would do
+it. What one look does not settle goes on to the pipeline, with the arrays already taken.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import optree
+
+from gradclip._src.backends import among_several, gpu_switch
+from gradclip._src.backends.host.laid import Settled, laid
+from gradclip._src.backends.host.protocol import HostBackend
+from gradclip._src.backends.on_device import OnDevice
+from gradclip._src.backends.registry import framework_of
+from gradclip._src.backends.sums import ENOUGH, kernels_norm_error
+from gradclip._src.core.arrays import Arrays
+from gradclip._src.core.coefficient import KEPT, of_number
+from gradclip._src.core.formats import FLOAT64
+from gradclip._src.core.layouts import Rows, Several
+from gradclip._src.core.norms import Norm, Order, norm_dtype
+from gradclip._src.core.several import left_norms
+from gradclip._src.core.units import thresholds_of_vector
+from gradclip._src.core.values import shape_of
+from gradclip._src.passed.arguments import check_threshold, of_each
+
+if TYPE_CHECKING:
+    from gradclip._src.backends.framework import Framework
+    from gradclip._src.native._kernels import Arrays as KernelArrays
+
+_LARGEST_NORM = 2.0**127  # fits a float32 scalar
+
+NO_LIMIT = np.array([math.inf])
+
+
+class Look(NamedTuple):
+    """Arrays that the kernels can all read, with their backend and the framework's own arrays.
+
+    What one look does not settle, the methods leave as it is, and return None.
+    """
+
+    backend: HostBackend
+    kernels: "KernelArrays"
+    leaves: Sequence[Any]
+
+    def arrays(self) -> Arrays:
+        """Return the same as the `Arrays` that the pipeline takes."""
+        return self.backend.arrays_of(self.leaves, self.kernels)
+
+    def scalar(self, norm: float) -> Any:
+        """Return a norm as a scalar of the framework."""
+        return self.backend.number(norm, kind_of(tuple(self.kernels.dtypes)).dtype_of_norm)
+
+    def norm(self, order: Order) -> Any:
+        """Return the norm of all arrays as a scalar of their framework."""
+        found = self.measured(order)
+        return None if found is None else self.backend.number(found[0], found[2])
+
+    def clip_(self, max_norm: float, order: Order, each: list[float] | None = None) -> Any:
+        """Clip the arrays, which can be written, in place; return their norm as a scalar of their framework.
+
+        If `each` is a list, the sum of the powers of each array is written to it.
+        """
+        found = self.measured(order, each)
+        factors = found and of_number(found[0], found[1], max_norm)
+        if found is None or factors is None:
+            return None
+        if factors is not KEPT:
+            self.kernels.scale(self.kernels, factors[0], factors[1], self.backend.threads())
+            self.backend.wrote(self.leaves)
+        return self.backend.number(found[0], found[2])
+
+    def clip_several_(self, layout: Several, max_norms: np.ndarray, order: Order) -> np.ndarray | None:
+        """Clip the arrays in place by the norms of a layout; return these. One threshold, or one for each norm."""
+        found = self.settled(layout, max_norms, order)
+        if found is None:
+            return None
+        if not found.all_kept:
+            found.parts.scale(found.table)
+            parts = layout.parts_of(found.table[0] == 0)
+            each = (self.leaves[index] for number in parts for index in layout.part(number).indices)
+            self.backend.wrote(self.leaves if len(parts) == layout.number else list(each))
+        return found.norms
+
+    def clipped_several(
+        self, layout: Several, max_norms: np.ndarray, order: Order
+    ) -> tuple[list[Any], np.ndarray] | None:
+        """Return new arrays, clipped likewise, and the norms."""
+        if not self.kernels.in_order:
+            return None
+        if isinstance(layout, Rows):  # the kernels scale them only in place
+            copies = self.backend.copied(self.arrays())
+            found = self.settled(layout, max_norms, order, copies)
+            if found is None:
+                return None
+            if not found.all_kept:
+                found.parts.scale(found.table)
+            return self.backend.leave_all(copies.sources, self.leaves), found.norms
+        found = self.settled(layout, max_norms, order)
+        if found is None:
+            return None
+        results = self.backend.new_like(self.leaves, copied=found.all_kept)
+        places = None if found.all_kept else self.backend.known(results)
+        if places is not None:
+            found.parts.scale(found.table, places)
+        return (results, found.norms) if found.all_kept or places is not None else None
+
+    def settled(
+        self, layout: Several, max_norms: np.ndarray, order: Order, arrays: Arrays | None = None
+    ) -> Settled | None:
+        """Return the norms of a layout, and what happens to these arrays, or to copies of them."""
+        if order.p not in (1, 2) or kind_of(tuple(self.kernels.dtypes)).any_complex:
+            return None
+        parts = laid(arrays or self.arrays(), layout, self.backend.threads())
+        return None if parts is None or parts.beyond else parts.settle(order.p, max_norms)
+
+    def following(self, weights: Sequence[Any], layout: Rows, order: Order, both: tuple[float, float]) -> Any:
+        """Return the thresholds of `Adaptive` from the norms of weights of the same shapes; None if not settled."""
+        try:
+            prepared = list(map(self.backend.prepare, weights))
+        except TypeError:
+            return None
+        kernels = self.backend.known(prepared)
+        return kernels and Look(self.backend, kernels, prepared).followed(layout, order, both)
+
+    def followed(self, layout: Rows, order: Order, both: tuple[float, float]) -> np.ndarray | None:
+        """Return the thresholds that follow the norms of these arrays, which must have the shapes of the layout."""
+        found = self.settled(layout, NO_LIMIT, order) if tuple(map(shape_of, self.leaves)) == layout.shapes else None
+        if found is None:
+            return None
+        errors = found.parts.errors(order.p)
+        error = errors[0] if len(set(errors)) == 1 else layout.each(errors)
+        return thresholds_of_vector(found.norms, error, *both)
+
+    def left(self, layout: Several, norms: np.ndarray) -> list[Any]:
+        """Return the norms of each part as scalars or arrays of the framework."""
+        return left_norms(self.backend, layout, Norm(norms, None, 0.0, 0.0), self.arrays(), self.leaves)
+
+    def clipped(self, max_norm: float, order: Order) -> tuple[list[Any], list[Any]] | None:
+        """Return new arrays, clipped, and a list of their norm as a scalar of their framework."""
+        found = self.measured(order) if self.kernels.in_order else None
+        factors = found and of_number(found[0], found[1], max_norm)
+        if found is None or factors is None:
+            return None
+        results = self.backend.new_like(self.leaves, copied=factors is KEPT)
+        if factors is not KEPT:
+            places = self.backend.known(results)
+            if places is None:
+                return None
+            self.kernels.scale(places, factors[0], factors[1], self.backend.threads())
+        return results, [self.backend.number(found[0], found[2])]
+
+    def measured(self, order: Order, each: list[float] | None = None) -> tuple[float, float, str] | None:
+        """Return the norm in plain numbers, its error, and the dtype in which it is returned."""
+        kernels, threads, error = self.kernels, self.backend.threads(), 0.0
+        any_complex, only_halves, enough, dtype = kind_of(tuple(kernels.dtypes))
+        if any_complex or order.p not in (1, 2, math.inf if each is None else 2):
+            return None
+        if order.extreme:
+            value, _, nonfinite = kernels.extremes(threads)
+            if nonfinite:
+                return None
+        else:
+            if each is None:
+                total, _ = kernels.sum(order.p, 1.0, only_halves, threads)
+            else:
+                *each[:], total = kernels.sums_of_each(order.p, only_halves, threads)
+            if not total > enough:
+                return None
+            value = math.sqrt(total) if order.p == 2 else total
+            error = kernels_norm_error(kernels.count, order.p, only_halves)
+        return (value, error, dtype) if value < _LARGEST_NORM else None
+
+
+def read(leaves: Sequence[Any]) -> Look | None:
+    """Return the leaves of a tree; None if they are not ordinary or a derivative is requested for them."""
+    framework = framework_of(leaves[0]) if leaves else None
+    backend = framework.on_fast_path(leaves) if framework else None
+    return _described(backend, leaves) if backend and backend.plain(leaves) else None
+
+
+def read_on_device(leaves: Sequence[Any]) -> OnDevice | None:
+    """Return the leaves of a tree for kernels on their device; None if these cannot read all of them."""
+    framework = framework_of(leaves[0]) if leaves else None
+    return framework.on_device(leaves) if framework else None
+
+
+def gradients(parameters: object) -> Look | OnDevice | None:
+    """Return the gradients of parameters, or a tree of arrays that are gradients.
+
+    Return None if they are not ordinary, if some share memory, or if there may be other processes.
+    """
+    framework, leaves = _held(parameters)
+    if framework is None:
+        return None
+    backend = framework.on_fast_path(leaves)
+    if backend is None:
+        return _apart(framework, leaves)
+    found = _described(backend, leaves)
+    return None if found is None or found.kernels.overlap() else found
+
+
+def gradients_on_device(parameters: object) -> OnDevice | None:
+    """Return the same if kernels on their device read them."""
+    framework, leaves = _held(parameters) if gpu_switch.wanted() else (None, ())
+    return None if framework is None else _apart(framework, leaves)
+
+
+def _held(parameters: object) -> tuple["Framework | None", Sequence[Any]]:
+    """Return the gradients of parameters with their framework; None in its place if they are not ordinary."""
+    listed, in_tree = [parameters], False
+    if isinstance(parameters, list | tuple):
+        listed = list(parameters)
+    elif type(parameters) is dict:
+        listed = optree.tree_leaves(parameters)
+        in_tree = set(map(type, listed)) == {np.ndarray}
+        listed = listed if in_tree else list(parameters.values())
+    framework = framework_of(listed[0]) if listed else None
+    if framework is None or among_several() or (not in_tree and isinstance(listed[0], np.ndarray)):
+        return None, ()
+    leaves = listed if in_tree else framework.gradients_of(listed)
+    return (framework, leaves) if leaves else (None, ())
+
+
+def _apart(framework: "Framework", leaves: Sequence[Any]) -> OnDevice | None:
+    """Return leaves for kernels on their device; None if some share memory, or one, which may be empty, is repeated."""
+    given = framework.on_device(leaves)
+    return given if given is not None and given.apart() and len(set(map(id, leaves))) == len(leaves) else None
+
+
+def to_clip(parameters: object, max_norm: object) -> tuple[Look | OnDevice, Any] | None:
+    """Return the same if they can be written in place, with the threshold if it is known; else None.
+
+    On a device, the threshold may also be a scalar there.
+    """
+    found = gradients(parameters)
+    if found is None or (isinstance(found, Look) and not found.kernels.writable):
+        return None
+    threshold = known_threshold(max_norm)
+    if threshold is None and not isinstance(found, Look):
+        threshold = found.threshold(max_norm)
+    return None if threshold is None else (found, threshold)
+
+
+def _described(backend: HostBackend | None, leaves: Sequence[Any]) -> Look | None:
+    kernels = backend.known(leaves) if backend else None
+    return Look(backend, kernels, leaves) if backend and kernels else None
+
+
+def known_threshold(max_norm: object) -> float | None:
+    """Return a threshold that is a number, or a scalar array in host memory without a derivative; else None.
+
+    None also for what is no threshold: `check_threshold` raises the error, after those that come before it.
+    """
+    if type(max_norm) is float or (type(max_norm) is int and max_norm <= 2**53):
+        return max_norm if max_norm >= 0 else None
+    framework = framework_of(max_norm) if getattr(max_norm, "shape", None) == () else None
+    backend = framework.on_fast_path([max_norm]) if framework else None
+    if backend is None or not backend.plain([max_norm]):
+        return None
+    try:
+        return check_threshold(max_norm, backend=backend)
+    except (TypeError, ValueError):
+        return None
+
+
+def known_thresholds(max_norms: Sequence[object]) -> list[float] | None:
+    """Return the same for each of several thresholds; None if one of them is None."""
+    found = of_each(known_threshold, max_norms)
+    return None if None in found else found
+
+
+class Kind(NamedTuple):
+    """What follows from the dtypes of arrays. A sum of powers above `enough` has lost nothing to underflow."""
+
+    any_complex: bool
+    only_halves: bool
+    enough: float
+    dtype_of_norm: str
+
+
+@lru_cache(maxsize=64)
+def kind_of(dtypes: tuple[str, ...]) -> Kind:
+    """Return what follows from these dtypes."""
+    arrays = Arrays((), dtypes)
+    # Powers of narrower dtypes never underflow.
+    enough = ENOUGH if FLOAT64 in arrays.formats else -1.0
+    return Kind(arrays.any_complex, arrays.only_halves, enough, norm_dtype(arrays))

@@ -1,0 +1,20 @@
+"""What holds no gradients that can be written is refused by name."""
+
+import numpy as np
+import pytest
+import torch
+
+from gradclip._src.inplace.refused import refuse_bare_gradients, refuse_leaf
+from gradclip._src.tree import flatten
+
+
+def test_a_leaf_that_cannot_be_written():
+    refuse_leaf(flatten({"a": np.ones(1)}))
+    with pytest.raises(TypeError, match=r"must hold only NumPy arrays, got float at \['b'\]"):
+        refuse_leaf(flatten({"a": np.ones(1), "b": 3.0}))
+
+
+def test_tensors_that_look_like_gradients():
+    refuse_bare_gradients([torch.nn.Parameter(torch.ones(1))])
+    with pytest.raises(ValueError, match=r"parameters\[1\] has no \.grad and does not require one"):
+        refuse_bare_gradients([torch.nn.Parameter(torch.ones(1)), torch.ones(1)])
