@@ -34,7 +34,7 @@ class ToyHost(Host):
     def leave_scalar(self, value, dtype, leaves):
         return ToyArray(super().leave_scalar(value, dtype, leaves))
 
-    def leave_scalars(self, values, dtype, leaves):
+    def leave_each(self, values, dtype, leaves):
         return [ToyArray(value) for value in super().leave_scalar(values, dtype, leaves)]
 
 

@@ -1,4 +1,4 @@
-"""Tests mirror the source: those of `src/gradclip/_src/a/b.py` are `tests/a/test_b.py`, and `test_b_topic.py` beside it.
+"""Tests mirror `src/gradclip/_src`: those of `a/b.py` are `tests/a/test_b.py`, and `test_b_topic.py` beside it.
 
 Those of a folder's `__init__.py` are `tests/a/test_init.py`.
 """

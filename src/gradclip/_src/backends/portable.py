@@ -84,9 +84,6 @@ class Portable(PortableNorms, ABC):
     def scalar(self, value: float | Array, near: Sequence[Array]) -> Array:
         return self.xp.asarray(value, dtype=self.wide_dtype)
 
-    def single(self, value: Array) -> Array:
-        return self.xp.astype(value, self.xp.float32)
-
     def count_nonfinite(self, x: Any) -> tuple[int, int]:
         # A complex number can contain both, such as inf + NaN i. It counts once.
         infinite = self.xp.isinf(x)
@@ -184,11 +181,8 @@ class Portable(PortableNorms, ABC):
             limit = self.narrow(self.limit(bound, x), x)
         return self.xp.clip(x, -limit, limit)
 
-    def examples_error(self, count: int) -> float:
-        return count * FLOAT64.roundoff
-
-    def weighs_all(self, arrays: Arrays) -> bool:
-        return FLOAT64 not in arrays.formats
+    def examples_error(self, arrays: Arrays, count: int) -> float | None:
+        return None if FLOAT64 in arrays.formats else count * FLOAT64.roundoff
 
     def add_examples(
         self, arrays: Arrays, weighing: Rule, mask: Array | None, *, spoil: bool
@@ -196,6 +190,7 @@ class Portable(PortableNorms, ABC):
         return None
 
     def rounded_sum(self, x: Any, coefficient: Coefficient) -> Array:
+        """Return the sum of one array over its examples, each rounded to integers."""
         blank = over_examples(coefficient.blank, x)
         product = self.xp.where(blank, 0.0, self._weighed(x, coefficient.wide))
         return self.xp.sum(self.xp.astype(self.xp.round(product), self.xp.int64), axis=0)  # exact in any order
@@ -215,8 +210,9 @@ class Portable(PortableNorms, ABC):
     def zeroed(self, arrays: Arrays) -> Arrays:
         return self.without_nonfinite(arrays)
 
-    def weighted_sums(self, arrays: Arrays, coefficient: Coefficient) -> list[Array]:
-        return [self.weighted_sum(x, coefficient) for x in arrays]
+    def weighted_sums(self, arrays: Arrays, coefficient: Coefficient, *, integers: bool = False) -> list[Array]:
+        summed = self.rounded_sum if integers else self.weighted_sum
+        return [summed(x, coefficient) for x in arrays]
 
     def weighted_sum(self, x: Any, coefficient: Coefficient) -> Array:
         """Return the weighted sum of one array over its examples."""

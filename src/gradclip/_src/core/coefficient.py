@@ -162,7 +162,7 @@ def _narrow(backend: Backend, factor: Array) -> Factors:
     capped = xp.where(huge, xp.where(lowered > 2.0**200, one * 2.0**200, lowered), one) * _NARROW_SECOND
     first = xp.where(huge, one / _NARROW_SECOND, first)
     second = xp.where(tiny, one * _NARROW_SECOND, xp.where(huge, capped, one))
-    return Factors(backend.single(first), backend.single(second))
+    return Factors(xp.astype(first, xp.float32), xp.astype(second, xp.float32))
 
 
 def needs_split(backend: Backend, arrays: Arrays) -> bool:

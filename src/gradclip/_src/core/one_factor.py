@@ -257,7 +257,7 @@ def factor_of(backend: Backend, norm: Norm, found: Bounds, *, blanks: bool = Fal
             continue
         lowered = own - _HALF_STEP if backend.wide is FLOAT64 else xp.where(own < FLOAT32.tiny, 0.0, own)
         # Numbers below zero become -0.0 in float32, then 0.
-        factors[element.name] = xp.abs(backend.single(xp.where(keep, 1.0, lowered)))
+        factors[element.name] = xp.abs(xp.astype(xp.where(keep, 1.0, lowered), xp.float32))
     steps = xp.where(keep, 0.0, -1.0) if found.stepped else None
     return OneFactor(factors, alive, steps)
 

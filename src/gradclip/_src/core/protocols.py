@@ -87,11 +87,11 @@ class Scale(Protocol):
 class Batch(Protocol):
     """Sums over a batch of examples. The examples are along the first axis."""
 
-    def examples_error(self, count: int) -> float:
-        """Return a bound on the relative error of a sum of `count` squares in `add_examples`."""
+    def examples_error(self, arrays: Arrays, count: int) -> float | None:
+        """Return a bound on the relative error of a sum of `count` squares in `add_examples`.
 
-    def weighs_all(self, arrays: Arrays) -> bool:
-        """Say whether `add_examples` is correct for all finite examples, whatever their magnitude."""
+        None if values cannot be read and the sums of some finite examples may be wrong, by their magnitude.
+        """
 
     def add_examples(
         self, arrays: Arrays, weighing: Rule, mask: Array | None, *, spoil: bool
@@ -104,11 +104,11 @@ class Batch(Protocol):
     def zeroed(self, arrays: Arrays) -> Arrays:
         """Like `without_nonfinite`, but only for norms and weighted sums of examples."""
 
-    def weighted_sums(self, arrays: Arrays, coefficient: Coefficient) -> list[Array]:
-        """Return, in the wide format, each array's sum over the first axis, each example times its own coefficient."""
+    def weighted_sums(self, arrays: Arrays, coefficient: Coefficient, *, integers: bool = False) -> list[Array]:
+        """Return each array's sum over the first axis, each example times its own coefficient, in the wide format.
 
-    def rounded_sum(self, x: Any, coefficient: Coefficient) -> Array:
-        """Return the int64 sum over the first axis, each example times its coefficient and rounded to integers."""
+        As `integers`, each product is rounded to one, and the sum is int64.
+        """
 
 
 class Leave(Protocol):
@@ -204,13 +204,16 @@ class ConcreteBackend(Backend, Protocol):
         """
 
     def copied(self, arrays: Arrays) -> Arrays:
-        """Return copies of the arrays in the same memory order; `sources` can be left as results."""
+        """Return copies of the arrays in the same memory order; `sources` can be left as results.
 
-    def leave_scalars(self, values: Array, dtype: str, leaves: Sequence[Any]) -> list[Any]:
-        """Return each entry of a wide vector in the named dtype. `leaves` has a leaf, or a list of them, for each."""
+        Calls that return new arrays scale units in these, in place: any other way takes up to three times as long.
+        """
 
-    def leave_vectors(self, values: Sequence[Any], dtype: str, leaves: Sequence[Any]) -> list[Any]:
-        """Return wide arrays in the named dtype, each in the form of the corresponding leaf."""
+    def leave_each(self, values: Any, dtype: str, leaves: Sequence[Any]) -> list[Any]:
+        """Return each entry of a wide vector, or each of several arrays, in the named dtype.
+
+        `leaves` has for each a leaf in whose form it is returned, or a list of them.
+        """
 
 
 def is_concrete(backend: Backend) -> TypeGuard[ConcreteBackend]:

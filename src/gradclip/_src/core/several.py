@@ -148,16 +148,16 @@ def left_norms(
     values, found = norm.product(), dict.fromkeys(range(layout.number))
     dtypes = dtypes_of_norms(arrays, layout)
     if is_concrete(backend) and isinstance(layout, Groups) and layout.alone and len(dtypes) == 1:  # nearly always
-        return backend.leave_scalars(values, next(iter(dtypes)), leaves)
+        return backend.leave_each(values, next(iter(dtypes)), leaves)
     for dtype, numbers in dtypes.items():
         if not is_concrete(backend):
             every = backend.unstacked([backend.leave_scalar(values, dtype, leaves)])[0]
             made = [every[number] for number in numbers]
         elif isinstance(layout, Groups):
             near = [[leaves[i] for i in layout.groups[number]] or leaves for number in numbers]
-            made = backend.leave_scalars(values if len(numbers) == layout.count else values[numbers], dtype, near)
+            made = backend.leave_each(values if len(numbers) == layout.count else values[numbers], dtype, near)
         else:
             each = layout.shaped(values)
-            made = backend.leave_vectors([each[i] for i in numbers], dtype, [leaves[i] for i in numbers])
+            made = backend.leave_each([each[i] for i in numbers], dtype, [leaves[i] for i in numbers])
         found.update(zip(numbers, made, strict=True))
     return list(found.values())

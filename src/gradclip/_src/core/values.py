@@ -51,9 +51,6 @@ class Arithmetic(Protocol):
     def scalar(self, value: float | Array, near: Sequence[Array]) -> Array:
         """Return a number as a wide scalar on the arrays' device."""
 
-    def single(self, value: Array) -> Array:
-        """Return a wide scalar or vector in float32, the format in which narrow leaves are multiplied."""
-
     def booleans(self, mask: object) -> Array:
         """Return a mask as a boolean array."""
 

@@ -199,10 +199,7 @@ class Batch(NamedTuple):
         integers = clipping.target.integers
         scope = EXAMPLE_ALONE if integers else EXAMPLE
         made = decide(backend, arrays, clipping, self.names, layout=scope, mask=mask, holders=ALONE)
-        if integers:
-            sums: Sequence[Any] = [backend.rounded_sum(x, made.coefficient) for x in made.arrays]
-        else:
-            sums = backend.weighted_sums(made.arrays, made.coefficient)
+        sums = backend.weighted_sums(made.arrays, made.coefficient, integers=integers)
         threshold = backend.scalar(clipping.max_norm, self.arrays)
         clipped = exceeds(settled(backend, made.norm), threshold) & ~made.coefficient.keep
         return Summed(sums, made.norm, clipped)
@@ -214,10 +211,11 @@ class Batch(NamedTuple):
         not depend on the others.
         """
         backend, arrays, clipping = self.backend, self.arrays, self.clipping
-        count, trusting = arrays.sharing(EXAMPLE), self._always_trusted()
-        if clipping.target.integers or not count or not (backend.concrete or trusting):
+        count = arrays.sharing(EXAMPLE)
+        of_squares, trusting = backend.examples_error(arrays, count), self._always_trusted()
+        if clipping.target.integers or not count or of_squares is None or not (backend.concrete or trusting):
             return None
-        error = relative_error(clipping.order, backend.examples_error(count), FLOAT64, exact=False)
+        error = relative_error(clipping.order, of_squares, FLOAT64, exact=False)
         if isinstance(clipping.max_norm, float):
             rule = known_rule_for_sums(clipping.target, float(clipping.max_norm), error)
         else:
@@ -252,4 +250,4 @@ class Batch(NamedTuple):
         policy = self.clipping.nonfinite
         if self.backend.concrete:
             return policy.blanks and FLOAT64 not in self.arrays.formats
-        return not (policy.raises or policy.zeroes) and self.backend.weighs_all(self.arrays)
+        return not (policy.raises or policy.zeroes)

@@ -85,10 +85,7 @@ class JaxHost(Host):
     def leave_scalar(self, value: Any, dtype: str, leaves: Sequence[Any]) -> jax.Array:
         return put([super().leave_scalar(value, dtype, leaves)], [placed_first(leaves)])[0]
 
-    def leave_vectors(self, values: Sequence[np.ndarray], dtype: str, leaves: Sequence[Any]) -> list[jax.Array]:
-        return put([np.asarray(value, dtype) for value in values], [placed_first([leaf]) for leaf in leaves])
-
-    def leave_scalars(self, values: Any, dtype: str, leaves: Sequence[Any]) -> list[jax.Array]:
+    def leave_each(self, values: Any, dtype: str, leaves: Sequence[Any]) -> list[jax.Array]:
         near = (leaf if isinstance(leaf, list) else [leaf] for leaf in leaves)
         return put([np.asarray(x, dtype) for x in values], list(map(placed_first, near)))
 

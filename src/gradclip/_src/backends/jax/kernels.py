@@ -86,8 +86,8 @@ class JaxKernels(Jax):
     def unstacked(self, vectors: Sequence[jax.Array]) -> list[list[jax.Array]]:
         return entries(vectors)
 
-    def examples_error(self, count: int) -> float:
-        return examples_sum_error(count)
+    def examples_error(self, arrays: Arrays, count: int) -> float | None:
+        return None if FLOAT64 in arrays.formats else examples_sum_error(count)
 
     def add_examples(
         self, arrays: Arrays, weighing: Rule, mask: jax.Array | None, *, spoil: bool

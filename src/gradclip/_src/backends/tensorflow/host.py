@@ -100,10 +100,12 @@ class TensorFlowHost(Host):
     def leave_scalar(self, value: Any, dtype: str, leaves: Sequence[Any]) -> tf.Tensor:
         return placed(_of_numpy(super().leave_scalar(value, dtype, leaves)), leaves[0] if leaves else None)
 
-    def leave_scalars(self, values: Any, dtype: str, leaves: Sequence[Any]) -> list[tf.Tensor]:
+    def leave_each(self, values: Any, dtype: str, leaves: Sequence[Any]) -> list[tf.Tensor]:
+        if not isinstance(values, np.ndarray):
+            return [self.leave_scalar(value, dtype, [leaf]) for value, leaf in zip(values, leaves, strict=True)]
         # Unstacking one vector is faster than making one tensor per entry, except for few entries.
         few = len(values) < _FEW
-        made = [self.number(x, dtype) for x in values] if few else tf.unstack(self.array(np.asarray(values), dtype))
+        made = [self.number(x, dtype) for x in values] if few else tf.unstack(self.array(values, dtype))
         # A layer may be a list of leaves. Its norm goes to the device of the first.
         first = [leaf[0] if isinstance(leaf, list) and leaf else leaf for leaf in leaves]
         return list(map(placed, made, first))

@@ -123,9 +123,6 @@ class Torch(Examples):
         # Waiting for each device separately would make every one of them idle.
         return [sent(term, self.device) for term in terms]
 
-    def single(self, value: torch.Tensor) -> torch.Tensor:
-        return value.to(torch.float32)
-
     def bits(self, x: torch.Tensor) -> torch.Tensor:
         return x.view(torch.int64 if x.dtype is torch.float64 else torch.int32)
 

@@ -117,21 +117,22 @@ class Examples(Portable):
         # Zeroed block by block while reading: a copy would be as large as the batch.
         return Zeroed(arrays.items, arrays.dtypes)
 
-    def weighted_sums(self, arrays: Arrays, coefficient: Coefficient) -> list[torch.Tensor]:
-        if self.wide is not FLOAT64:
-            return super().weighted_sums(arrays, coefficient)
+    def weighted_sums(self, arrays: Arrays, coefficient: Coefficient, *, integers: bool = False) -> list[torch.Tensor]:
+        if integers or self.wide is not FLOAT64:
+            return super().weighted_sums(arrays, coefficient, integers=integers)
         read, weights, blank = _reader(arrays), coefficient.weights(self.xp), coefficient.blank
         factors = [torch.where(blank, math.nan, weights.first), *([] if weights.second is None else [weights.second])]
         return _spoiled([self._skipping_nan(x, factors, read) for x in arrays], weights.first, ~blank)
 
-    def weighs_all(self, arrays: Arrays) -> bool:
-        return self.wide is FLOAT64 and not any(map(self.flushed_below, arrays.formats))
+    def examples_error(self, arrays: Arrays, count: int) -> float | None:
+        flushed = self.wide is not FLOAT64 or any(map(self.flushed_below, arrays.formats))
+        return None if flushed else count * FLOAT64.roundoff
 
     def add_examples(
         self, arrays: Arrays, weighing: Rule, mask: torch.Tensor | None, *, spoil: bool
     ) -> tuple[list[torch.Tensor], torch.Tensor] | None:
         known = isinstance(weighing.numerator, float)
-        if not self.weighs_all(arrays) or (known and 0 < weighing.numerator < _LOWEST):
+        if self.examples_error(arrays, 1) is None or (known and 0 < weighing.numerator < _LOWEST):
             return None
         scaled = FLOAT64 in arrays.formats
         if scaled and not known:

@@ -190,12 +190,10 @@ class TorchHost(Host):
     def leave_scalar(self, value: Any, dtype: str, leaves: Sequence[Any]) -> torch.Tensor:
         return torch.from_numpy(np.asarray(super().leave_scalar(value, dtype, leaves)))
 
-    def leave_scalars(self, values: Any, dtype: str, leaves: Sequence[Any]) -> list[torch.Tensor]:
+    def leave_each(self, values: Any, dtype: str, leaves: Sequence[Any]) -> list[torch.Tensor]:
         # Split one tensor: creating a tensor for each entry takes three times as long.
-        return list(torch.from_numpy(np.asarray(values).astype(dtype)).unbind())
-
-    def leave_vectors(self, values: Sequence[np.ndarray], dtype: str, leaves: Sequence[Any]) -> list[torch.Tensor]:
-        # Split one tensor, as above.
+        if isinstance(values, np.ndarray):
+            return list(torch.from_numpy(values.astype(dtype)).unbind())
         flat = [value.reshape(-1) for value in values]
         together = torch.from_numpy((np.concatenate(flat) if len(flat) > 1 else flat[0]).astype(dtype))
         parts = zip(together.split([value.size for value in values]), values, strict=True)
