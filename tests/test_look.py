@@ -211,6 +211,54 @@ def test_an_empty_gradient_may_be_listed_twice(values):
     torch.testing.assert_close(other.grad, torch.tensor(expected), equal_nan=True)
 
 
+@pytest.mark.parametrize("spelling", [list, lambda params: {f"p{i}": p for i, p in enumerate(params)}])
+def test_a_gradient_of_several_parameters_counts_for_each_and_is_scaled_once(taken, spelling):
+    def clipped():
+        shared, other = torch.tensor([3.0, 4.0]), torch.tensor([5.0])
+        given = [parameter(x) for x in (shared, other, shared)]
+        norm = gradclip.clip_grad_norm_(spelling(given), 1.0)
+        assert given[0].grad is given[2].grad is shared
+        return norm, shared, other
+
+    found = clipped()
+    assert taken == ["clip_"]
+    assert float(found[0]) == pytest.approx(75**0.5)
+    assert float(found[1].norm()) == pytest.approx(5 / 75**0.5)
+    for expected in in_full(clipped):
+        assert all(map(same, found, expected))
+
+
+@pytest.mark.parametrize("policy", ["propagate", "skip", "zero"])
+def test_what_one_look_leaves_open_of_a_gradient_of_several_parameters(policy):
+    shared = torch.tensor([3.0, math.nan, 4.0])
+    given = [parameter(shared), parameter(shared)]
+    gradclip.clip_grad_norm_(given, 1.0, nonfinite=policy)
+    size = {"propagate": math.nan, "skip": 0.0, "zero": 0.5**0.5}[policy]
+    torch.testing.assert_close(shared.norm(), torch.tensor(size), equal_nan=True)
+
+
+def test_an_array_that_a_tree_has_twice_counts_once():
+    x = np.array([3.0, 4.0])
+    assert gradclip.clip_grad_norm_({"a": x, "b": x}, 1.0) == 5.0
+    assert np.linalg.norm(x) == pytest.approx(1.0)
+    given = parameter(torch.tensor([3.0, 4.0]))
+    assert float(gradclip.clip_grad_norm_([given, given], 1.0)) == 5.0
+    assert float(given.grad.norm()) == pytest.approx(1.0)
+
+
+def test_parameters_that_where_chooses_are_ordinary(taken):
+    def clipped():
+        made = {f"a.{i}": parameter(torch.tensor([3.0 + i, 4.0])) for i in range(3)}
+        made["b"] = torch.nn.Parameter(torch.zeros(3), requires_grad=False)
+        norm = gradclip.clip_grad_norm_(made, 1.0, where="a.*")
+        return norm, *(made[f"a.{i}"].grad for i in range(3))
+
+    found = clipped()
+    assert taken == ["clip_"]
+    for expected in in_full(clipped):
+        assert all(map(same, found, expected))
+
+
 def test_gradients_that_share_memory_count_each():
     square = torch.ones(2, 2)
     assert float(gradclip.grad_norm([parameter(square), parameter(square.T)])) == pytest.approx(8**0.5, rel=1e-6)

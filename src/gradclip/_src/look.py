@@ -6,7 +6,7 @@ it. What one look does not settle goes on to the pipeline, with the arrays alrea
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -47,6 +47,7 @@ class Look(NamedTuple):
     backend: HostBackend
     kernels: "KernelArrays"
     leaves: Sequence[Any]
+    once: "KernelArrays | None" = None  # each different array once, if several parameters have the same one
 
     def arrays(self) -> Arrays:
         """Return the same as the `Arrays` that the pipeline takes."""
@@ -71,7 +72,8 @@ class Look(NamedTuple):
         if found is None or factors is None:
             return None
         if factors is not KEPT:
-            self.kernels.scale(self.kernels, factors[0], factors[1], self.backend.threads())
+            written = self.once or self.kernels
+            written.scale(written, factors[0], factors[1], self.backend.threads())
             self.backend.wrote(self.leaves)
         return self.backend.number(found[0], found[2])
 
@@ -202,7 +204,19 @@ def gradients(parameters: object) -> Look | OnDevice | None:
     if backend is None:
         return _apart(framework, leaves)
     found = _described(backend, leaves)
-    return None if found is None or found.kernels.overlap() else found
+    return found if found is None or not found.kernels.overlap() else _of_several_owners(found, parameters)
+
+
+def _of_several_owners(found: Look, parameters: object) -> Look | None:
+    """Return gradients of which some are one object, each of another parameter; None if others share memory."""
+    owners = parameters.values() if isinstance(parameters, dict) else parameters
+    if not isinstance(owners, Iterable) or isinstance(found.leaves[0], np.ndarray):
+        return None  # an array that a tree has twice counts once
+    if len(set(map(id, listed := list(owners)))) < len(listed):
+        return None
+    each = list({id(leaf): leaf for leaf in found.leaves}.values())
+    once = found.backend.known(each) if len(each) < len(found.leaves) else None
+    return None if once is None or once.overlap() else found._replace(once=once)
 
 
 def gradients_on_device(parameters: object) -> OnDevice | None:

@@ -46,7 +46,7 @@ def several_norms(parameters: object, max_norm: object) -> bool:
 def clip_ordinary(params: ParameterList, max_norm: object, settings: tuple[Ord | Order, Policy]) -> Scalar | None:
     """Clip ordinary gradients that no other process shares, as `clip_by_parts` does. None if that is not possible."""
     given = look.gradients(params.parameters if params.tree is None else params.tree)
-    if given is None or (isinstance(given, look.Look) and not given.kernels.writable):
+    if given is None or (isinstance(given, look.Look) and (given.once is not None or not given.kernels.writable)):
         return None
     order, policy = Order.parse(settings[0]), Nonfinite.named(settings[1])
     parts = parts_of(params, max_norm, alone=True)

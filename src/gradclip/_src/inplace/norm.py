@@ -243,13 +243,14 @@ class _Call(NamedTuple):
         self, max_norm: Threshold | NamedThresholds, skip_above: float | None = None
     ) -> tuple[Scalar, Seen | None]:
         """Clip to a threshold. With `skip_above`, the same on all processes, also say what an unusual norm shows."""
-        params = None if self.each is None or self.choice.where is not None else self.told()
-        plain = self.parameters if params is None or params.flat is None else params.flat
-        known = look.to_clip(plain, max_norm) if self.alone and self.choice.where is None else None
+        chosen = self.choice.where is not None
+        params = self.told(each=isinstance(max_norm, Mapping)) if chosen or self.each is not None else None
+        plain = self._plain(params, max_norm) if self.alone else None
+        known = None if plain is None else look.to_clip(plain, max_norm)
         found = None if known is None else self._at_once(*known, params, skip_above)
         if found is not None:
             return found
-        params = self.told(each=isinstance(max_norm, Mapping))
+        params = params or self.told(each=isinstance(max_norm, Mapping))
         if several_norms(params.groups, max_norm):
             return self.by_parts(params, max_norm), None
         processes = processes_of(params, self.process_group, self.mesh)
@@ -261,6 +262,14 @@ class _Call(NamedTuple):
             asked = Clipping(check_threshold(bound, backend=taken.backend), order, policy, CLIP)
         each = processes.watched(self.each)
         return clip_taken(taken, processes.holders(taken.backend), asked, skip_above, each)
+
+    def _plain(self, params: ParameterList | None, max_norm: object) -> Parameters | None:
+        """Return what one look may take: the parameters that count; None if other things count as well."""
+        if params is None or (params.flat is None and self.choice.where is None):
+            return self.parameters
+        # The gradients that are left may share memory with the others.
+        several = self.choice.where is not None and (params.left or several_norms(params.groups, max_norm))
+        return None if several else params.flat
 
     def _at_once(
         self,
@@ -282,7 +291,7 @@ class _Call(NamedTuple):
         if norm is not None:
             return norm, None
         gradients = Gradients.of(params or ParameterList.of(self.parameters))
-        if len(gradients.grads) != len(given.leaves):  # an empty one is listed twice
+        if given.once is not None or len(gradients.grads) != len(given.leaves):  # an empty one is listed twice
             return None
         taken = Taken(gradients, given.backend, given.arrays())
         return clip_taken(taken, ALONE, asked, skip_above, self.each)

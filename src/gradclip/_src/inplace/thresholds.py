@@ -74,23 +74,21 @@ def parts_of(params: ParameterList, max_norm: object, *, alone: bool) -> list[Pa
 
 
 def _of_groups(params: ParameterList, max_norm: object) -> list[Part]:
-    ends = [0, *accumulate(params.sizes)]
-    own: list[Part] = []
-    common: list[int] = []
-    for number, (group, (start, end)) in enumerate(zip(params.groups, pairwise(ends), strict=True)):
-        if "max_norm" in group:
-            name = group.get("name")
-            shown = name if isinstance(name, str) else f"parameters.{number}"
-            own.append(Part(shown, group["max_norm"], range(start, end), f"parameters[{number}]['max_norm']"))
-        else:
-            common += range(start, end)
-    _check_once(params.parameters, [common, *(part.places for part in own)], params.name)
+    places = [range(start, end) for start, end in pairwise([0, *accumulate(params.sizes)])]
+    own = [number for number, group in enumerate(params.groups) if "max_norm" in group]
+    common = [place for number in sorted({*range(len(places))}.difference(own)) for place in places[number]]
+    _check_once(params.parameters, [common, *(places[number] for number in own)], params.name)
     rest = [Part("common", max_norm, common, "max_norm", common=True)] if len(own) < len(params.groups) else []
-    return rest + [part._replace(name=name) for part, name in zip(own, _different(own), strict=True)]
+    names = dotted(tuple(_name_of(params.groups[number], number) for number in own))
+    return rest + [
+        Part(name, params.groups[number]["max_norm"], places[number], f"parameters[{number}]['max_norm']")
+        for number, name in zip(own, names, strict=True)
+    ]
 
 
-def _different(parts: Sequence[Part]) -> tuple[str, ...]:
-    return dotted(tuple(part.name for part in parts))
+def _name_of(group: Mapping[str, Any], number: int) -> str:
+    name = group.get("name")
+    return name if isinstance(name, str) else f"parameters.{number}"
 
 
 def _of_patterns(params: ParameterList, thresholds: Mapping[Any, Any], *, alone: bool) -> list[Part]:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from gradclip.typing import Parameters
@@ -44,10 +45,16 @@ def without_thresholds(groups: Parameters) -> list[dict[str, Any]]:
     ]
 
 
+@lru_cache(maxsize=256)
+def _sets_clipping(key: Any) -> bool:
+    """Say whether a key sounds as if it set clipping, and is not read."""
+    return isinstance(key, str) and key not in _READ and _SETS_CLIPPING.search(key) is not None
+
+
 def check_keys(group: dict[str, Any], number: int, *, own_thresholds: bool) -> None:
     """Raise a ValueError for keys that would set clipping if they were read, among any that an optimizer may have."""
     own = _OF_OPTIMIZERS if "lr" in group and not group.keys() >= _OF_TORCH else frozenset()
-    unread = [key for key in group if isinstance(key, str) and _SETS_CLIPPING.search(key) and key not in _READ | own]
+    unread = [key for key in group if _sets_clipping(key) and key not in own]
     if unread:
         raise ValueError(
             f"parameters[{number}] has the keys {', '.join(map(repr, unread))}, which gradclip does not read. Leave "

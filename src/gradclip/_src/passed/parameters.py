@@ -72,7 +72,9 @@ class ParameterList:
         """
         if isinstance(parameters, list | tuple) and parameters and hasattr(parameters[0], "grad"):
             return cls(parameters)
-        if _is_array_tree(without_thresholds(parameters) if have_thresholds(parameters) else parameters):
+        if not _are_groups(parameters) and _is_array_tree(
+            without_thresholds(parameters) if have_thresholds(parameters) else parameters
+        ):
             return cls((), tree=parameters)
         listed, names = _with_names(parameters)
         if not (listed and isinstance(listed[0], dict) and all(map(is_group, listed))):
@@ -262,7 +264,9 @@ def _with_names(parameters: Parameters) -> tuple[Sequence[Any], Sequence[str | N
     if isinstance(parameters, Mapping) and not hasattr(parameters, "grad"):
         return _values(parameters), list(map(str, parameters))
     listed = as_list(parameters)
-    if listed and all(isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str) for one in listed):
+    if not listed or not isinstance(listed[0], tuple):
+        return listed, ()
+    if all(isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str) for one in listed):
         return [parameter for _, parameter in listed], [name for name, _ in listed]
     return listed, ()
 
@@ -302,6 +306,14 @@ def checked_list(parameters: Parameters) -> Sequence[Any]:
     listed = as_list(parameters)
     ParameterList(listed).check_all_hold()
     return listed
+
+
+def _are_groups(parameters: Parameters) -> bool:
+    """Return whether these are parameter groups with lists of objects that have a `.grad`. False in case of doubt."""
+    if not isinstance(parameters, list) or not parameters or not all(map(is_group, parameters)):
+        return False
+    listed = [group["params"] for group in parameters]
+    return set(map(type, listed)) == {list} and all(hasattr(one, "grad") for params in listed for one in params)
 
 
 def _is_array_tree(parameters: Parameters) -> bool:
