@@ -245,8 +245,8 @@ class _Call(NamedTuple):
         """Clip to a threshold. With `skip_above`, the same on all processes, also say what an unusual norm shows."""
         chosen = self.choice.where is not None
         params = self.told(each=isinstance(max_norm, Mapping)) if chosen or self.each is not None else None
-        plain = self._plain(params, max_norm) if self.alone else None
-        known = None if plain is None else look.to_clip(plain, max_norm)
+        plain = self.parameters if params is None else self._plain(params, max_norm)
+        known = look.to_clip(plain, max_norm) if self.alone and plain is not None else None
         found = None if known is None else self._at_once(*known, params, skip_above)
         if found is not None:
             return found
@@ -263,9 +263,9 @@ class _Call(NamedTuple):
         each = processes.watched(self.each)
         return clip_taken(taken, processes.holders(taken.backend), asked, skip_above, each)
 
-    def _plain(self, params: ParameterList | None, max_norm: object) -> Parameters | None:
+    def _plain(self, params: ParameterList, max_norm: object) -> Parameters | None:
         """Return what one look may take: the parameters that count; None if other things count as well."""
-        if params is None or (params.flat is None and self.choice.where is None):
+        if params.flat is None and self.choice.where is None:
             return self.parameters
         # The gradients that are left may share memory with the others.
         several = self.choice.where is not None and (params.left or several_norms(params.groups, max_norm))
