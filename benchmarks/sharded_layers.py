@@ -1,6 +1,6 @@
 """Clip DTensors by layer: milliseconds and collectives of a call on four processes, functional and in place.
 
-`PYTHONPATH=OTHER_SRC` measures another copy of the source: run both in turns.
+`scripts/with_source.py OTHER_SRC benchmarks/sharded_layers.py` measures another copy of the source: run both in turns.
 """
 
 import argparse

@@ -10,7 +10,9 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+WITH_SOURCE = Path(__file__).resolve().parents[1] / "scripts" / "with_source.py"
 PEERS = ("torch.", "torch ", "plain ", "timm", "PyTorch")
 """How the names of calls of other libraries begin: they are the same in both copies."""
 
@@ -55,10 +57,9 @@ class Copy:
     """A process that measures calls of one copy of the source."""
 
     def __init__(self, source, script, *options):
-        environment = {**os.environ, "PYTHONPATH": str(source)}
-        command = [sys.executable, script, "--answer", *options]
+        command = [sys.executable, WITH_SOURCE, str(source), script, "--answer", *options]
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
 
     def ask(self, case, name=None, calls=0):
         self.process.stdin.write(json.dumps([case, name, calls]) + "\n")

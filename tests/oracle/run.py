@@ -19,6 +19,7 @@ from itertools import groupby, islice
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+WITH_SOURCE = HERE.parents[1] / "scripts" / "with_source.py"
 HASHES = HERE / "hashes"
 MOST_SHOWN = 20
 MOST_LINES = 15
@@ -94,9 +95,8 @@ def outcomes(names):
 
 def outcomes_of(source, names):
     """Return the readable outcomes that another copy of the source gives."""
-    script = [sys.executable, str(HERE / "run.py"), "--as-json"]
-    environment = {**os.environ, "PYTHONPATH": str(source)}
-    found = subprocess.run(script, input=json.dumps(names), capture_output=True, text=True, env=environment, check=True)
+    script = [sys.executable, str(WITH_SOURCE), str(source), str(HERE / "run.py"), "--as-json"]
+    found = subprocess.run(script, input=json.dumps(names), capture_output=True, text=True, check=True)
     return json.loads(found.stdout.splitlines()[-1])
 
 
