@@ -159,7 +159,10 @@ def test_a_tensor_that_is_kept_gets_no_new_version():
 def test_weights_that_are_no_arrays_are_refused_and_nothing_is_changed():
     given = torch.nn.Parameter(torch.zeros(2, 2))
     given.grad = torch.ones(2, 2)
-    for weights in ([None], ["w"], [torch.ones(3)], [torch.ones(2, 2, dtype=torch.int32)], [given, given]):
+    array, lists = np.ones((2, 2)), [[1.0, 1.0], [1.0, 1.0]]
+    in_other_containers = (torch.ones(1, 2, 2), {"w": given}, given, array[None])
+    of_other_types = ([None], ["w"], [torch.ones(3)], [torch.ones(2, 2, dtype=torch.int32)], [array], [lists])
+    for weights in (*of_other_types, *in_other_containers, [given, given]):
         with pytest.raises((TypeError, ValueError)):
             gradclip.adaptive_grad_clip_([given], 0.01, weights=weights)
         assert given.grad.tolist() == [[1.0, 1.0], [1.0, 1.0]]

@@ -123,6 +123,8 @@ class Look(NamedTuple):
 
     def following(self, weights: Sequence[Any], layout: Rows, order: Order, both: tuple[float, float]) -> Any:
         """Return the thresholds of `Adaptive` from the norms of weights of the same shapes; None if not settled."""
+        if {*map(framework_of, weights)} != {framework_of(self.leaves[0])}:
+            return None  # `prepare` would convert them
         try:
             prepared = list(map(self.backend.prepare, weights))
         except TypeError:

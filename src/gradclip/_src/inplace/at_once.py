@@ -59,11 +59,11 @@ def following(
 ) -> Any:
     """Return thresholds that follow the norms of weights of the same shapes. None if they are not ordinary."""
     clipping, eps = map(look.known_threshold, both)
-    beside = _listed(parameters if weights is None else weights)
     if clipping is None or eps is None or isinstance(layout, Groups) or not isinstance(given, look.Look):
         return None
     listed = _listed(parameters)
-    if len(beside) != len(listed) or _is_tree(given):
+    beside = listed if weights is None else weights
+    if not isinstance(beside, list | tuple) or len(beside) != len(listed) or _is_tree(given):
         return None
     if len(listed) > len(given.leaves):
         beside = [weight for weight, owner in zip(beside, listed, strict=True) if owner.grad is not None]
