@@ -9,7 +9,8 @@ import torch
 
 import gradclip
 from fast_paths import in_full, same
-from gradclip._src.look import Look
+from gradclip.backends.host.backend import Host
+from gradclip.ordinary import Look
 
 SHAPES = [(3,), (6, 5), (), (4, 1, 3), (0, 2), (2, 3, 2, 2)]
 WIDTHS = {"float32": (1.0, 0.3, 20.0), "float64": (1.0, 1e-170, 1e30), "mixed": (1.0, 0.01, 50.0)}
@@ -123,6 +124,17 @@ def test_a_unit_that_is_not_finite_leaves_the_others_as_they_are(value, policy):
     torch.testing.assert_close(given.grad[1], torch.tensor(own), equal_nan=True)
     assert len(norms) == 1
     assert norms[0].shape == (3,)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize(("value", "number"), [(1.0, 1.0), (1.0, 0.0), (math.nan, 1.0), (1.0, 1e9)])
+def test_units_are_copied_once_for_their_result(monkeypatch, value, number, axis):
+    copied, found = Host.copied, []
+    monkeypatch.setattr(Host, "copied", lambda *args: found.append(None) or copied(*args))
+    large = np.ones((300, 300), np.float32)  # its columns are not copied to be rows
+    large[0, 0] = value
+    gradclip.clip_by_unit_norm(large, number, unit_axis=axis)
+    assert len(found) == 1
 
 
 def test_a_whole_number_is_a_threshold():

@@ -93,32 +93,26 @@ class Look(NamedTuple):
         self, layout: Several, max_norms: np.ndarray, order: Order
     ) -> tuple[list[Any], np.ndarray] | None:
         """Return new arrays, clipped likewise, and the norms."""
-        if not self.kernels.in_order:
+        found = self.settled(layout, max_norms, order) if self.kernels.in_order else None
+        if found is None:
             return None
         if isinstance(layout, Rows):  # the kernels scale them only in place
             copies = self.backend.copied(self.arrays())
-            found = self.settled(layout, max_norms, order, copies)
-            if found is None:
-                return None
-            if not found.all_kept:
-                found.parts.scale(found.table)
+            parts = None if found.all_kept else laid(copies, layout, self.backend.threads())
+            if parts is not None:
+                parts.scale(found.table)
             return self.backend.leave_all(copies.sources, self.leaves), found.norms
-        found = self.settled(layout, max_norms, order)
-        if found is None:
-            return None
         results = self.backend.new_like(self.leaves, copied=found.all_kept)
         places = None if found.all_kept else self.backend.known(results)
         if places is not None:
             found.parts.scale(found.table, places)
         return (results, found.norms) if found.all_kept or places is not None else None
 
-    def settled(
-        self, layout: Several, max_norms: np.ndarray, order: Order, arrays: Arrays | None = None
-    ) -> Settled | None:
-        """Return the norms of a layout, and what happens to these arrays, or to copies of them."""
+    def settled(self, layout: Several, max_norms: np.ndarray, order: Order) -> Settled | None:
+        """Return the norms of a layout, and what happens to these arrays."""
         if order.p not in (1, 2) or kind_of(tuple(self.kernels.dtypes)).any_complex:
             return None
-        parts = laid(arrays or self.arrays(), layout, self.backend.threads())
+        parts = laid(self.arrays(), layout, self.backend.threads())
         return None if parts is None or parts.beyond else parts.settle(order.p, max_norms)
 
     def following(self, weights: Sequence[Any], layout: Rows, order: Order, both: tuple[float, float]) -> Any:
