@@ -64,3 +64,12 @@ def test_what_one_look_cannot_know_is_open(rows):
 def test_each_group_has_an_error():
     with pytest.raises(ValueError, match="each array must have a group below 1"):
         settled([1.0, 2.0], 2.0, [0.0], [1.0])
+
+
+@pytest.mark.parametrize("sizes", [[3, 2, 10], [0, 2, 10], [2, 3, 10], [2, 1, 10], [1, 2, 9], [1, 2, 11]])
+def test_memory_of_another_size_is_refused(sizes):
+    memory = [known(np.zeros(size)) for size in sizes]
+    with pytest.raises(ValueError, match=r"memory for (2|10) float64 numbers"):
+        known(np.ones((2, 1))).settle_rows([2], 2.0, ENOUGH, [0.0], *memory, 1)
+    with pytest.raises(ValueError, match=r"memory for (2|10) float64 numbers"):
+        known(np.ones(1), np.ones(1)).settle_groups(range(2), 2.0, False, ENOUGH, [0.0] * 2, *memory, 1)

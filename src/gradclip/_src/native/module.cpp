@@ -173,9 +173,8 @@ NB_MODULE(_kernels, m) {
           [](const Arrays& self, const std::vector<std::size_t>& group_of, double p, bool in_float, double enough,
              const std::vector<double>& errors, const Arrays& limits, const Arrays& norms, const Arrays& table,
              int threads) {
-            const Question asked{p, enough, errors, numbers_in(limits), limits.count() == 1};
-            return static_cast<int>(
-                settle_groups(self, group_of, asked, in_float, numbers_in(norms), numbers_in(table), threads));
+            const Question asked{p, enough, errors, limits, norms, table};
+            return static_cast<int>(settle_groups(self, group_of, asked, in_float, threads));
           },
           "group_of"_a, "p"_a, "in_float"_a, "enough"_a, "errors"_a, "limits"_a, "norms"_a, "table"_a, "threads"_a,
           unlocked)
@@ -183,9 +182,8 @@ NB_MODULE(_kernels, m) {
           "settle_rows",
           [](const Arrays& self, const RowCounts& counts, double p, double enough, const std::vector<double>& errors,
              const Arrays& limits, const Arrays& norms, const Arrays& table, int threads) {
-            const Question asked{p, enough, errors, numbers_in(limits), limits.count() == 1};
-            return static_cast<int>(
-                settle_rows(self, counts, asked, numbers_in(norms), numbers_in(table), threads));
+            const Question asked{p, enough, errors, limits, norms, table};
+            return static_cast<int>(settle_rows(self, counts, asked, threads));
           },
           "counts"_a, "p"_a, "enough"_a, "errors"_a, "limits"_a, "norms"_a, "table"_a, "threads"_a, unlocked)
       .def(
