@@ -9,7 +9,7 @@ import torch
 
 import gradclip
 from fast_paths import in_full, same
-from gradclip.backends.host.backend import Host
+from gradclip._src.backends.host.backend import Host
 from gradclip.ordinary import Look
 
 SHAPES = [(3,), (6, 5), (), (4, 1, 3), (0, 2), (2, 3, 2, 2)]
