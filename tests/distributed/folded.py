@@ -12,7 +12,7 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import gradclip
-from gradclip.integrations.torch import fold_into
+from gradclip.integrations.torch import clip_at_step, fold_into
 from scaled import stepped
 from worker import run_all
 
@@ -58,6 +58,25 @@ def an_overflow_on_one_process_is_skipped_by_all():
                 assert scaler.get_scale() == 16.0
                 stepped(scaler, weight, optimizer, GRADIENT * (1 + dist.get_rank()), unscale=unscale)
                 assert weight.tolist() != [0.0, 0.0]
+
+
+def a_process_without_gradients_skips_and_lowers_its_scale_with_the_others():
+    for nonfinite, unscale in (("propagate", False), ("propagate", True), ("raise", False), ("zero", True)):
+        weight, optimizer = descent()
+        clipping = clip_at_step(optimizer, 1.0, nonfinite=nonfinite, process_group=dist.group.WORLD)
+        without, alone = descent()
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        for gradient in (overflowing(0), GRADIENT):
+            optimizer.zero_grad()
+            scaler.scale(without @ GRADIENT + (weight @ gradient if dist.get_rank() == 0 else 0.0)).backward()
+            if unscale:
+                scaler.unscale_(optimizer)
+            for one in (optimizer, alone):
+                scaler.step(one)
+            scaler.update()
+            assert scaler.get_scale() == 32.0, (nonfinite, unscale)
+        assert clipping.norm == 5.0
+        assert (weight.tolist() == [0.0, 0.0]) is (dist.get_rank() > 0)
 
 
 def shards_in_any_layout():

@@ -63,6 +63,8 @@ class FusedClipping(StepClipping):
         self._restore(optimizer)
         given = {name: value for name, value in vars(optimizer).items() if name in OF_SCALER}
         found_inf = given.get("found_inf") if self._scaled is None else given.get("found_inf", self._scaled.found())
+        if isinstance(found_inf, int):  # the GradScaler's sum over no gradients
+            found_inf = torch.zeros(())
         each = None if self._monitor is None or not self._request.alone else self._monitor.watching()
         try:
             scale = given.get("grad_scale")

@@ -40,7 +40,12 @@ class ScaledSteps:
 
     def overflowed(self, anywhere: torch.Tensor) -> None:
         """Let the GradScaler lower its scale if gradients overflowed anywhere: then the scalar is 1."""
-        for found in self._infinities():
+        if self.scaler is None:
+            return
+        by_device = self.scaler._per_optimizer_states[id(self._outer)]["found_inf_per_device"]
+        if not by_device:  # this process has no gradients
+            by_device[anywhere.device] = torch.zeros_like(anywhere)
+        for found in by_device.values():
             found.copy_(torch.maximum(found, anywhere.to(found)))
 
     def found(self) -> torch.Tensor | None:
