@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import gradclip
+from gradclip.differentiable import Batch
 
 REFUSED = {
     "NumPy, float8": (np.asarray, lambda: np.ones((2, 2), ml_dtypes.float8_e4m3fn)),
@@ -95,6 +96,17 @@ def test_nested_tensors_have_no_units(layout):
         gradclip.clip_by_unit_norm(tree, 1.0)
     with pytest.raises(TypeError, match=r"\['b'\]: a nested tensor cannot be clipped\. Pass .* its parts, x\.unbind"):
         gradclip.partial_norm(tree)
+
+
+@pytest.mark.parametrize("call", [CALLS["clip_by_global_norm"], CALLS["adaptive_grad_clip"]])
+def test_a_type_error_that_no_leaf_explains_stays_as_it_is(call, monkeypatch):
+    def refuse(*_, **__):
+        raise TypeError("the compiler is lost")
+
+    monkeypatch.setattr(Batch, "run", refuse)
+    tree = {"a": jnp.ones((1, 2)), "b": jnp.ones((2, 2))}
+    with pytest.raises(TypeError, match=r"^the compiler is lost"):
+        jax.jit(lambda tree: call(tree, tree))(tree)
 
 
 def test_a_bare_gradient_is_named_as_such():

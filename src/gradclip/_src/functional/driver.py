@@ -243,7 +243,8 @@ def _run(
             results, found = batch.run(flat.leaves, traced, beside=beside, with_leaves=with_leaves)
         except TypeError:
             raise_named(batch.backend.prepare, flat.leaves, partial(names_of, flat))
-            raise_named(batch.backend.prepare, beside[:1], partial(parameters_of, flat, batch.indices))
+            if beside:  # the parameter of an only leaf
+                raise_named(batch.backend.prepare, beside[:1], partial(parameters_of, flat, batch.indices))
             raise
         for place, result in zip(batch.indices if with_leaves else (), results, strict=True):
             clipped[place] = result
