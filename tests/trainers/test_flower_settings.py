@@ -1,9 +1,11 @@
 """Settings of Flower's wrappers that are no numbers are refused by their names when the wrapper is made."""
 
 import math
+import re
 
 import numpy as np
 import pytest
+from flwr.serverapp import strategy
 from flwr.serverapp.strategy import FedAvg
 
 from gradclip.integrations import flower
@@ -41,6 +43,15 @@ def test_settings_may_be_given_by_position_and_as_numbers_of_numpy(name):
     wrapper = getattr(flower, name)(FedAvg(), np.float32(0.5), *([1, 4] if "Fixed" in name else [20]))
     assert wrapper.noise_multiplier >= 0.0
     assert wrapper.num_sampled_clients == (4 if "Fixed" in name else 20)
+
+
+@every_wrapper
+def test_a_call_with_too_few_or_too_many_arguments_fails_as_in_flower(name):
+    for arguments in ((FedAvg(), 0.5), (FedAvg(), *[0.5] * 8)):
+        with pytest.raises(TypeError) as theirs:
+            getattr(strategy, name)(*arguments)
+        with pytest.raises(TypeError, match=re.escape(str(theirs.value))):
+            getattr(flower, name)(*arguments)
 
 
 @pytest.mark.parametrize("call", ["clip_inputs_inplace", "adaptive_clip_inputs_inplace"])

@@ -19,7 +19,10 @@ _NUMBERS = (
 
 def check_numbers(made_by: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> None:
     """Raise a TypeError for a setting of this call that is no number, and a ValueError for NaN."""
-    given = inspect.signature(made_by).bind(*args, **kwargs).arguments
+    try:
+        given = inspect.signature(made_by).bind(*args, **kwargs).arguments
+    except TypeError:
+        return  # the call itself says better what it lacks
     for name in _NUMBERS:
         default = name == "clipped_count_stddev" and given.get(name) is None
         if name in given and not default and math.isnan(as_number(name, given[name])):
