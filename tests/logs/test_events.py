@@ -106,3 +106,13 @@ def test_a_file_that_is_damaged_at_its_start_says_so(tmp_path):
     path.write_bytes(content)
     with pytest.raises(LogError, match="is cut off or damaged before its first number"):
         of_events([path], None)
+
+
+def test_only_entries_with_many_numbers_are_told_as_others_that_mean_the_same(tmp_path):
+    path = tmp_path / "events.out.tfevents.1"
+    path.write_bytes(training_logs.events() + training_logs.record(training_logs.event(20, "train/train_loss", 1.0)))
+    assert of_events([path], None).notes == ()
+    more = (training_logs.record(training_logs.event(step, "train/train_loss", 1.0)) for step in (18, 19))
+    path.write_bytes(path.read_bytes() + b"".join(more))
+    (note,) = of_events([path], None).notes
+    assert note == "Of entries that mean the same, these are read: train/loss, not train/train_loss."

@@ -203,6 +203,12 @@ GUESSES = {
         '[{"step": 1, "grad_norm": 0.5, "max_norm": 1, "clip_grad": 2}]',
         ["Of entries that mean the same, these are read: max_norm, not clip_grad."],
     ),
+    "the mean loss of a run of Hugging Face's Trainer": (
+        '{"step": 1, "grad_norm": 0.5, "loss": 2}\n{"step": 2, "grad_norm": 0.5, "loss": 1}\n'
+        '{"step": 2, "train_loss": 1.5}\n',
+        [],
+    ),
+    "the same in a table": ("step,loss,train_loss,grad_norm\n1,2,,0.5\n2,1,1.5,0.7\n", []),
     "norms below zero": (
         "step,grad_norm\n1,0.5\n2,-1\n3,-1\n",
         ["2 norms are below 0: they count as not finite."],

@@ -7,6 +7,7 @@ values, each with a tag and a number. PyTorch writes the number as `simple_value
 
 import math
 import struct
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -60,7 +61,7 @@ def is_event_file(start: bytes) -> bool:
 def of_events(paths: Sequence[Path], key: str | None) -> Log:
     """Read event files of one run."""
     cut: list[Path] = []
-    tags = dict.fromkeys(scalar.tag for path in paths for scalar in _scalars(path, cut))
+    tags = Counter(scalar.tag for path in paths for scalar in _scalars(path, cut))
     keys = Keys.among(tags, key)
     if keys is None:
         if cut and not tags:

@@ -29,8 +29,7 @@ def of_lines(path: Path, key: str | None) -> Log:
             names.update(dict.fromkeys(map(str, found)))
     # Read again instead of keeping all entries: they may have many.
     keys = Keys.among(names, key)
-    rows, notes = _rows_of(map(parsed, lines(path)), keys)
-    notes += () if keys is None else keys.choice(names)
+    rows, notes = _rows_of(map(parsed, lines(path)), keys, names)
     notes += (counted(unread, "line is no JSON object.", "lines are no JSON objects."),) if unread else ()
     if not rows:
         raise no_norm(path, names, key if keys is None else keys.norm)
@@ -106,12 +105,12 @@ def _rows(found: Iterable[Any], key: str | None) -> tuple[list[Row], set[str], t
         if len(names) < _MOST_NAMES:
             names.update(dict.fromkeys(map(str, entry)))
     keys = Keys.among(names, key)
-    rows, left_out = _rows_of(entries, keys)
-    return rows, set(names), left_out + (() if keys is None else keys.choice(names))
+    rows, left_out = _rows_of(entries, keys, names)
+    return rows, set(names), left_out
 
 
-def _rows_of(found: Iterable[Any], keys: Keys | None) -> tuple[list[Row], tuple[str, ...]]:
-    return ([], ()) if keys is None else rows_of((entry for entry in found if isinstance(entry, dict)), keys)
+def _rows_of(found: Iterable[Any], keys: Keys | None, names: Iterable[str]) -> tuple[list[Row], tuple[str, ...]]:
+    return ([], ()) if keys is None else rows_of((entry for entry in found if isinstance(entry, dict)), keys, names)
 
 
 def _by_trainer(kind: str, rows: list[Row], names: Iterable[str], notes: tuple[str, ...]) -> Log:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
@@ -98,15 +99,23 @@ class Keys(NamedTuple):
         found = (_first(near, wanted) for wanted in (_LOSSES, _STEPS, _THRESHOLDS, ("skipped",), (BY_GRADCLIP,)))
         return cls(norm, *found)
 
-    def choice(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return a sentence on what was taken where several names fit."""
+    def twins(self, names: Iterable[str]) -> dict[str, list[str]]:
+        """Return, for each name that is read, the others that mean the same."""
         fitting = {self.norm: _NORMS, self.loss: _LOSSES, self.step: _STEPS, self.max_norm: _THRESHOLDS}
         found = [one for one in names if not _OF_EVALUATION.search(one)]
-        taken = [
-            f"{name}, not {listed(others)}"
+        return {
+            name: [one for one in found if one != name and plain(one) in wanted]
             for name, wanted in fitting.items()
-            if name is not None and (others := [one for one in found if one != name and plain(one) in wanted])
-        ]
+            if name is not None
+        }
+
+    def choice(self, seen: Mapping[str, int]) -> tuple[str, ...]:
+        """Return a sentence on what was taken where several names fit. `seen`: how many numbers each has.
+
+        One number among many norms is the mean of the run.
+        """
+        several = [one for one, times in seen.items() if times >= min(2, seen[self.norm])]
+        taken = [f"{name}, not {listed(others)}" for name, others in self.twins(several).items() if others]
         return (f"Of entries that mean the same, these are read: {'; '.join(taken)}.",) if taken else ()
 
     def row(self, entries: Mapping[str, Any]) -> Row | None:
@@ -123,26 +132,29 @@ class Keys(NamedTuple):
         return Row(step, norm_or_nan(norm), _or_nan(loss), _or_nan(threshold), bool(skipped))
 
 
-def rows_of(every: Iterable[Mapping[str, Any]], keys: Keys) -> tuple[list[Row], tuple[str, ...]]:
-    """Return the rows of the entries that hold a norm, and a sentence on norms that are no numbers.
+def rows_of(every: Iterable[Mapping[str, Any]], keys: Keys, names: Iterable[str]) -> tuple[list[Row], tuple[str, ...]]:
+    """Return the rows of the entries that hold a norm, and sentences on the others and on what was taken.
 
     An entry without one may be of an evaluation.
     """
     rows: list[Row] = []
     strange, below, commas = 0, 0, list[str]()
+    others = [one for each in keys.twins(names).values() for one in each]
+    seen = Counter[str]()
     for entries in every:
         row, norm = keys.row(entries), entries.get(keys.norm)
         if row is not None:
             rows.append(row)
             check_count(len(rows))
             below += (number(norm) or 0) < 0
+            seen.update(one for one in (keys.norm, *others) if number(entries.get(one)) is not None)
         elif norm is not None and str(norm).strip():
             strange += 1
             commas += [norm.strip()] if isinstance(norm, str) and _DECIMAL_COMMA.fullmatch(norm.strip()) else []
     if len(commas) > len(rows):
         check_point(commas[0])
     left_out = counted(strange, "norm is no number: it is", "norms are no numbers: they are") + " left out."
-    return rows, ((left_out,) if strange else ()) + below_zero(below)
+    return rows, (*((left_out,) if strange else ()), *below_zero(below), *keys.choice(seen))
 
 
 def below_zero(count: int) -> tuple[str, ...]:

@@ -55,11 +55,12 @@ def of_table(path: Path, key: str | None) -> Log:
     if keys is None:
         raise no_norm(path, names, key)
     unread: list[csv.Error] = []
-    rows, left_out = rows_of((dict(zip(names, one, strict=False)) for one in _entries(every, separator, unread)), keys)
+    entries = (dict(zip(names, one, strict=False)) for one in _entries(every, separator, unread))
+    rows, left_out = rows_of(entries, keys, names)
     if not rows:
         raise no_norm(path, names, keys.norm)
     notes = (counted(len(unread), "row could", "rows could") + f" not be read: {unread[0]}.",) if unread else ()
-    return Log(_KINDS[separator], rows, notes=notes + left_out + keys.choice(names))
+    return Log(_KINDS[separator], rows, notes=notes + left_out)
 
 
 def _names(first: str, separator: str) -> list[str]:
