@@ -147,13 +147,15 @@ def rows_of(every: Iterable[Mapping[str, Any]], keys: Keys, names: Iterable[str]
             rows.append(row)
             check_count(len(rows))
             below += (number(norm) or 0) < 0
-            seen.update(one for one in (keys.norm, *others) if number(entries.get(one)) is not None)
+            for one in others:
+                seen[one] += number(entries.get(one)) is not None
         elif norm is not None and str(norm).strip():
             strange += 1
             commas += [norm.strip()] if isinstance(norm, str) and _DECIMAL_COMMA.fullmatch(norm.strip()) else []
     if len(commas) > len(rows):
         check_point(commas[0])
     left_out = counted(strange, "norm is no number: it is", "norms are no numbers: they are") + " left out."
+    seen[keys.norm] = len(rows)
     return rows, (*((left_out,) if strange else ()), *below_zero(below), *keys.choice(seen))
 
 
