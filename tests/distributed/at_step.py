@@ -67,6 +67,19 @@ def an_overflow_on_one_process_is_skipped_by_all():
                 clipping.remove()
 
 
+def a_step_without_a_scaler_raises_for_nan_after_one_with_a_scaler_failed():
+    weight, optimizer = descent()
+    clipping = clip_at_step(optimizer, 1.0, nonfinite="raise", process_group=dist.group.WORLD)
+    mine = torch.tensor([3.0, 4.0]) * (1 + dist.get_rank())
+    clipping.max_norm = 1.0 + dist.get_rank()
+    with pytest.raises(ValueError, match="different arguments"):
+        stepped(torch.amp.GradScaler("cpu", init_scale=64.0), weight, optimizer, mine)
+    clipping.max_norm = 1.0
+    weight.grad = mine * math.nan
+    with pytest.raises(FloatingPointError):
+        optimizer.step()
+
+
 def guards_hear_of_an_overflow_before_the_step_that_clips():
     """On all processes, whichever was made first, and in whatever order they are kept."""
     mine = torch.tensor([3.0, 4.0]) * (1 + dist.get_rank())

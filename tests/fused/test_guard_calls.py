@@ -30,8 +30,8 @@ class Ear:
     def stepping(self, scaler, outer):
         self.told.append("stepping")
 
-    def stepped(self, scaler):
-        self.told.append("stepped")
+    def stepped(self, scaler, *, failed):
+        self.told.append("failed" if failed else "stepped")
 
 
 @pytest.fixture
@@ -157,3 +157,16 @@ def test_steps_of_a_scaler():
         scaler.step(one)
     guard_calls.unwatch(ear)
     assert ear.told == ["stepping", "stepped"]
+
+
+def test_a_step_of_a_scaler_that_fails_is_over():
+    parameter = weight()
+    optimizer, scaler = torch.optim.SGD([parameter], lr=1.0), torch.amp.GradScaler("cpu")
+    ear = Ear(optimizer)
+    guard_calls.watch(ear)
+    scaler.scale(parameter.sum()).backward()
+    scaler.step(optimizer)
+    with pytest.raises(RuntimeError, match="already been called"):
+        scaler.step(optimizer)
+    guard_calls.unwatch(ear)
+    assert ear.told == ["stepping", "stepped", "stepping", "failed"]

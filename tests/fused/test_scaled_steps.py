@@ -60,4 +60,5 @@ def test_a_scaler_without_gradients_raises_as_its_step_does():
     scaler.scale(torch.ones(()))
     with pytest.raises(AssertionError, match="No inf checks were recorded"):
         scaler.step(optimizer)
+    assert steps.scaler is None  # a step without a scaler may follow
     steps.stop()

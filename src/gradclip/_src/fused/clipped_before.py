@@ -104,5 +104,5 @@ class ClippedBefore:
     def stepping(self, scaler: torch.amp.GradScaler, outer: Any) -> None:
         """Hear that a GradScaler is about to step the optimizer."""
 
-    def stepped(self, scaler: torch.amp.GradScaler) -> Any:
+    def stepped(self, scaler: torch.amp.GradScaler, *, failed: bool) -> Any:
         """Hear that it has done so."""

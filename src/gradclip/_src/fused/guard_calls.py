@@ -75,8 +75,8 @@ class Watcher(Protocol):
     def stepping(self, scaler: torch.amp.GradScaler, outer: Any) -> None:
         """Hear that a GradScaler is about to step the optimizer, or one `outer` around it."""
 
-    def stepped(self, scaler: torch.amp.GradScaler) -> None:
-        """Hear that it has done so, or skipped the step."""
+    def stepped(self, scaler: torch.amp.GradScaler, *, failed: bool) -> None:
+        """Hear that it has done so, skipped the step, or failed."""
 
 
 _watchers: "weakref.WeakSet[Any]" = weakref.WeakSet()
@@ -222,11 +222,15 @@ def _stepping(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def step(self: torch.amp.GradScaler, optimizer: Optimizer, *args: object, **kwargs: object) -> Any:
         mine = _watching(optimizer) if self.is_enabled() else ()
-        for watcher in mine:
-            watcher.stepping(self, optimizer)
-        result = original(self, optimizer, *args, **kwargs)
-        for watcher in mine:
-            watcher.stepped(self)
+        failed = True
+        try:
+            for watcher in mine:
+                watcher.stepping(self, optimizer)
+            result = original(self, optimizer, *args, **kwargs)
+            failed = False
+        finally:
+            for watcher in mine:
+                watcher.stepped(self, failed=failed)
         return result
 
     return step

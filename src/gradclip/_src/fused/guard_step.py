@@ -119,10 +119,10 @@ class StepGuard:
             found = any(one.item() for one in infinities(scaler, outer))
             self._overflowed = processes.anywhere(found)
 
-    def stepped(self, scaler: torch.amp.GradScaler) -> None:
-        """Hear that it has stepped the optimizer, or skipped the step."""
+    def stepped(self, scaler: torch.amp.GradScaler, *, failed: bool) -> None:
+        """Hear that it has stepped the optimizer, skipped the step, or failed."""
         self._scaler, self._overflowed = None, False
-        if self.steps == self._steps_before:
+        if self.steps == self._steps_before and not failed:
             self._skips.left_out()
             if self._several:  # others may have stepped, and look when this process does
                 self._left_out += 1

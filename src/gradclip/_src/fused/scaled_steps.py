@@ -70,8 +70,8 @@ class ScaledSteps:
         if any(found.item() for found in infinities(scaler, outer)):
             self._skip()
 
-    def stepped(self, scaler: torch.amp.GradScaler) -> None:
-        """Hear that it has done so."""
+    def stepped(self, scaler: torch.amp.GradScaler, *, failed: bool) -> None:
+        """Hear that it has done so, or failed."""
         self.scaler = None
 
 
