@@ -169,8 +169,8 @@ class Request:
 def _check_one_threshold(optimizer: Optimizer) -> None:
     if have_thresholds(optimizer.param_groups):
         raise ValueError(
-            "a parameter group has got 'max_norm', a threshold of its own, since the steps of this optimizer clip. "
-            "They divide all gradients by one number. Call remove() of what clip_at_step or fold_into returned, then "
+            "a parameter group has got 'max_norm', a threshold of its own, after clip_at_step or fold_into was called. "
+            "This fused step divides all gradients by one number. Call remove() of what that call returned, then "
             "clip_at_step again."
         )
 
