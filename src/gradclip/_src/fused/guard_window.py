@@ -16,7 +16,7 @@ import torch
 from gradclip._src.fused.guard_calls import ClipCall, current_pass
 
 _MOST_EVENTS = 2**12
-"""After so many, nothing more is noted of an optimizer that does not step. Then only its norms are judged."""
+"""After so many, nothing more is noted of an optimizer that does not step, or said of the calls before its step."""
 
 _MOST, _ELEMENTS = 8, 2**22
 """The number of witnesses, and of the elements of gradients of the last step that are kept until the next pass."""
