@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from gradclip.integrations.autoclip import QuantileClip
+from gradclip.integrations.autoclip import QuantileClip, _rule
 
 SIGNATURES = {
     QuantileClip: [("parameters", None), ("quantile", 0.9), ("history_length", 1000), ("global_threshold", False)],
@@ -214,3 +214,8 @@ def test_gradients_of_a_closure_are_clipped():
 def test_what_is_refused(make, kind, words):
     with pytest.raises(kind, match=words):
         make()
+
+
+def test_a_quantile_may_be_a_tensor_as_in_the_package():
+    rules = [_rule({"quantile": quantile, "history_length": 10}) for quantile in (0.75, torch.tensor(0.75))]
+    assert rules[0] == rules[1]

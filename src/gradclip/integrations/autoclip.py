@@ -210,7 +210,9 @@ class OptimizerWithClipping(torch.optim.Optimizer):
 
 def _rule(settings: Group) -> QuantileThreshold:
     window = check_window("history_length", settings["history_length"])
-    return QuantileThreshold(factor=1.0, quantile=settings["quantile"], window=window)
+    given = settings["quantile"]
+    quantile = float(given) if isinstance(given, torch.Tensor) else given  # `torch.quantile` takes tensors, too
+    return QuantileThreshold(factor=1.0, quantile=quantile, window=window)
 
 
 def _holder(settings: Group, norms: Iterable[Any]) -> AdaptiveNorm:
