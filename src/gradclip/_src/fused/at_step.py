@@ -138,8 +138,8 @@ def clip_at_step(
     Args:
         optimizer: any optimizer of PyTorch, also one that Lightning's `trainer.optimizers` or `accelerator.prepare`
             returns. If it steps another one, such as SAM, Lookahead, or the optimizer that Opacus returns, the steps of
-            that one clip. A learning rate scheduler, or another object with an `.optimizer`, stands for that one. Two
-            optimizers clip separately, and each needs its own `AdaptiveNorm` and monitor.
+            that one clip. Of a learning rate scheduler, or another object with an `.optimizer`, the steps of that
+            optimizer clip. Two optimizers clip separately, and each needs its own `AdaptiveNorm` and monitor.
         max_norm: the threshold in the units of unscaled gradients, >= 0, or a `gradclip.AdaptiveNorm`. A parameter
             group with a key "max_norm" has a threshold of its own, as in `gradclip.clip_grad_norm_`.
         ord: which norm, as in `gradclip.global_norm`.

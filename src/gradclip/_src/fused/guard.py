@@ -37,7 +37,7 @@ def guard(
 
     Args:
         optimizer: an optimizer of PyTorch, of any kind. If it steps another one, as SAM and Lookahead do, the steps of
-            that one are looked at. A learning rate scheduler, or another object with an `.optimizer`, stands for that.
+            that one are looked at; so are those of the `.optimizer` of a learning rate scheduler or another object.
         max_norm: the threshold that the global norm of its gradients should not exceed at a step: a number, the
             `gradclip.AdaptiveNorm` that you clip with, or what `clip_at_step` or `fold_into` of
             `gradclip.integrations.torch` returned. None or inf: expect no bound, for example if you clip each layer or

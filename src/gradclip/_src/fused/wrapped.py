@@ -21,7 +21,7 @@ _HOOKS = (
 def unwrapped(optimizer: object) -> Optimizer:
     """Return the optimizer that steps, where others are wrapped around it. Raises TypeError if no step of it is seen.
 
-    What only has an optimizer, such as a learning rate scheduler, stands for that one.
+    Of what only has an optimizer, such as a learning rate scheduler, that optimizer is returned.
     If the inner optimizer has only some of the parameters, the outer one is returned, where its steps can be seen: in
     PyTorch's ZeroRedundancyOptimizer, the inner one has the share of this process.
     """
