@@ -1,8 +1,9 @@
 """Checks of the settings of Flower's wrappers. Flower itself takes NaN, and does not name what is no number."""
 
-import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import wraps
+from inspect import signature
 
 from gradclip._src.per_example.quantities import as_number
 
@@ -17,12 +18,22 @@ _NUMBERS = (
 )
 
 
-def check_numbers(made_by: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> None:
-    """Raise a TypeError for a setting of this call that is no number, and a ValueError for NaN."""
-    try:
-        given = inspect.signature(made_by).bind(*args, **kwargs).arguments
-    except TypeError:
-        return  # the call itself says better what it lacks
+def checked(made_by: Callable[..., None]) -> Callable[..., None]:
+    """Return the `__init__` of a strategy with a TypeError for a setting that is no number, a ValueError for NaN."""
+
+    @wraps(made_by)
+    def make(self: object, *args: object, **kwargs: object) -> None:
+        try:
+            given = signature(made_by).bind(self, *args, **kwargs).arguments
+        except TypeError:
+            given = {}  # the call itself says better what it lacks
+        _check_numbers(given)
+        made_by(self, *args, **kwargs)
+
+    return make
+
+
+def _check_numbers(given: Mapping[str, object]) -> None:
     for name in _NUMBERS:
         default = name == "clipped_count_stddev" and given.get(name) is None
         if name in given and not default and math.isnan(as_number(name, given[name])):

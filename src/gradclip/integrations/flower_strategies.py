@@ -32,7 +32,7 @@ import numpy as np
 from gradclip._src.functional.clip import global_norm
 from gradclip.integrations import needed_for
 from gradclip.integrations.flower_replies import RefusedError, arrays_like, counted, metrics_of
-from gradclip.integrations.flower_settings import check_numbers
+from gradclip.integrations.flower_settings import checked
 from gradclip.integrations.flower_updates import clipped_parameters
 
 with needed_for("flower"):
@@ -62,10 +62,6 @@ class _Private:
     noise_multiplier: float
     clipping_norm: float
     num_sampled_clients: int
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        check_numbers(super().__init__, args, kwargs)
-        super().__init__(*args, **kwargs)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -173,6 +169,8 @@ class DifferentialPrivacyClientSideFixedClipping(_Private, theirs.DifferentialPr
     Arguments and methods are those of Flower's class of this name in `flwr.serverapp.strategy`.
     """
 
+    __init__ = checked(theirs.DifferentialPrivacyClientSideFixedClipping.__init__)
+
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Aggregated:
         """Aggregate what clients trained. A round without replies gives (None, None)."""
         return _aggregated(self, server_round, replies, math.inf)
@@ -189,6 +187,8 @@ class DifferentialPrivacyServerSideFixedClipping(_Private, theirs.DifferentialPr
     Attributes:
         num_refused: how many such replies there were so far, without errors.
     """
+
+    __init__ = checked(theirs.DifferentialPrivacyServerSideFixedClipping.__init__)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Aggregated:
         """Clip and aggregate what clients trained. A round without replies gives (None, None)."""
@@ -240,6 +240,8 @@ class DifferentialPrivacyServerSideAdaptiveClipping(_Adaptive, theirs.Differenti
     Arguments and methods are those of Flower's class of this name in `flwr.serverapp.strategy`.
     """
 
+    __init__ = checked(theirs.DifferentialPrivacyServerSideAdaptiveClipping.__init__)
+
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Aggregated:
         """Clip and aggregate what clients trained. A round without replies gives (None, None)."""
         kept = self._counted(replies)
@@ -252,6 +254,8 @@ class DifferentialPrivacyClientSideAdaptiveClipping(_Adaptive, theirs.Differenti
     Arguments and methods are those of Flower's class of this name in `flwr.serverapp.strategy`. A reply that does not
     say whether its update was clipped is left out.
     """
+
+    __init__ = checked(theirs.DifferentialPrivacyClientSideAdaptiveClipping.__init__)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Aggregated:
         """Aggregate what clients trained. A round without replies gives (None, None)."""
