@@ -103,6 +103,7 @@ def test_every_function_of_arrays_is_in_the_table():
 
     others = {
         "add_noise",
+        "audited_epsilon",
         "native_status",
         "check_sensitivity",
         "check_update",

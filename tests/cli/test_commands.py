@@ -13,7 +13,7 @@ def test_the_help_imports_no_framework():
         "assert CliRunner().invoke(app, ['demo', '--help']).exit_code == 0;"
         "print([name for name in ('jax', 'optax', 'sklearn', 'matplotlib') if name in sys.modules])"
     )
-    environment_path = [str(Path(entry.__file__).parents[2])]
+    environment_path = [str(Path(entry.__file__).parents[3])]
     script = f"import sys; sys.path[:0] = {environment_path!r}; {code}"
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout.strip()) == (0, "[]"), ended.stderr

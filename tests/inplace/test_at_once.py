@@ -10,7 +10,7 @@ import torch
 import gradclip
 from fast_paths import in_full, same
 from gradclip._src.backends.host.backend import Host
-from gradclip.ordinary import Look
+from gradclip._src.look import Look
 
 SHAPES = [(3,), (6, 5), (), (4, 1, 3), (0, 2), (2, 3, 2, 2)]
 WIDTHS = {"float32": (1.0, 0.3, 20.0), "float64": (1.0, 1e-170, 1e30), "mixed": (1.0, 0.01, 50.0)}

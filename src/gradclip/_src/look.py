@@ -106,7 +106,15 @@ class Look(NamedTuple):
         places = None if found.all_kept else self.backend.known(results)
         if places is not None:
             found.parts.scale(found.table, places)
+            if self.backend.immutable:
+                self._keep(results, layout, found.table[0] != 0)
         return (results, found.norms) if found.all_kept or places is not None else None
+
+    def _keep(self, results: list[Any], layout: Several, kept: np.ndarray) -> None:
+        """Put the arrays that are kept themselves among the results."""
+        for number in layout.parts_of(kept):
+            for index in layout.part(number).indices:
+                results[index] = self.leaves[index]
 
     def settled(self, layout: Several, max_norms: np.ndarray, order: Order) -> Settled | None:
         """Return the norms of a layout, and what happens to these arrays."""

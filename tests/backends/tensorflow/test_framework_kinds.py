@@ -38,7 +38,7 @@ CALLS = {
     "adaptive_grad_clip_": lambda tree: gradclip.adaptive_grad_clip_(tree, weights=[tf.ones([2, 2])]),
 }
 # These take no gradients, or sums over examples.
-OTHERS = {"add_noise", "check_sensitivity", "clipped_fun", "clipped_grad", "clipped_sum_sensitivity"}
+OTHERS = {"add_noise", "audited_epsilon", "check_sensitivity", "clipped_fun", "clipped_grad", "clipped_sum_sensitivity"}
 OTHERS |= {"explain_spike", "find_max_norm", "guard", "native_status"}
 CASES = [(name, kind) for name in CALLS for kind in KINDS]
 

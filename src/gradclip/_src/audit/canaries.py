@@ -10,6 +10,8 @@ P(B >= v) + 2 m delta * max over i in 1..m of P(v > B >= v - i) / i, where B is 
 e**epsilon / (1 + e**epsilon). If that is below 1 - confidence, epsilon is refuted.
 """
 
+from __future__ import annotations
+
 import math
 
 import numpy as np

@@ -43,6 +43,7 @@ class Groups:
     groups: Sequence[Sequence[int]]
     alone: bool = False
     joint: bool = False
+    numbers: Sequence[int] | None = None  # the number of the group of each array, if that is known
     whole: ClassVar[bool] = False
 
     @classmethod
@@ -62,7 +63,7 @@ class Groups:
         groups: list[list[int]] = [[] for _ in range(count)]
         for index, number in enumerate(numbers):
             groups[number].append(index)
-        return cls(groups)
+        return cls(groups, numbers=numbers)
 
     @property
     def number(self) -> int:

@@ -66,6 +66,7 @@ class Host(Portable):
     concrete = True
     visible = True
     splits_by_range = False
+    immutable = False
 
     def __init__(self) -> None:
         super().__init__(Namespace("gradclip._src.backends.host.namespace"), FLOAT64)

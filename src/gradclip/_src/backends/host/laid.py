@@ -95,7 +95,9 @@ class _Groups(Laid):
         self.count = layout.count
         self.group_of: Sequence[int] = range(self.count)
         beyond: set[int] = set()
-        if left_out or not layout.alone:
+        if layout.numbers is not None and not left_out:
+            self.group_of = layout.numbers
+        elif left_out or not layout.alone:
             number_of = layout.group_of()
             beyond = {number_of[index] for index in left_out}
             self.group_of = [number_of[index] for index in range(len(arrays)) if index not in left_out]

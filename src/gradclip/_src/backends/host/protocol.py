@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 class HostBackend(ConcreteBackend, Protocol):
     """What only backends with arrays in host memory offer: the kernels, and many layers in one call."""
 
+    immutable: bool  # whether an array can serve as its own copy
+
     def enter(self, prepared: Sequence[Any]) -> HostArrays:
         """Return prepared leaves as arrays, described to the kernels where they can read them."""
 

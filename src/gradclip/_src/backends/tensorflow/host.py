@@ -38,6 +38,8 @@ _FEW = 16
 class TensorFlowHost(Host):
     """Eager tensors, viewed as NumPy arrays."""
 
+    immutable = True
+
     def threads(self) -> int:
         return _threads()
 
