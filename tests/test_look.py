@@ -1,4 +1,4 @@
-"""Look arrays: to the bit what the pipeline makes of them, and nothing for all others."""
+"""Ordinary arrays: to the bit what the pipeline makes of them, and nothing for all others."""
 
 import math
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Look gradients with several thresholds take few steps, which give the same bits."""
+"""Ordinary gradients with several thresholds take few steps, which give the same bits."""
 
 import math
 from types import SimpleNamespace

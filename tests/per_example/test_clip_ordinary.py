@@ -1,4 +1,4 @@
-"""Look batches of private sums: fewer steps before the kernels, and the bits that the general path has."""
+"""Ordinary batches of private sums: fewer steps before the kernels, and the bits that the general path has."""
 
 import math
 import warnings

@@ -1,8 +1,8 @@
-"""Look arrays: the kernels read all of them as they are, so that they are taken in few steps.
+"""One look at ordinary arrays, those that the kernels read as they are, settles most of their norms, for any layout.
 
-One look settles most of their norms: those of order 1, 2 or infinity that are finite and clearly on one side of a
-threshold that is a number. They are measured and decided with plain Python numbers, to the bit as the pipeline would do
-it. What one look does not settle goes on to the pipeline, with the arrays already taken.
+Those are norms of order 1, 2 or infinity that are finite and clearly on one side of a threshold that is a number. They
+are decided to the bit as the pipeline would do it: one norm for all with plain Python numbers, several by the kernels
+(`native/settle.cpp`). What one look does not settle goes on to the pipeline.
 """
 
 import math
