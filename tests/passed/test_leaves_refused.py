@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from gradclip.differentiable import Batch
+from gradclip._src.functional.differentiable import Batch
 
 import gradclip
 
