@@ -6,9 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from gradclip._src.functional.differentiable import Batch
 
 import gradclip
+from gradclip._src.functional.differentiable import Batch
 
 REFUSED = {
     "NumPy, float8": (np.asarray, lambda: np.ones((2, 2), ml_dtypes.float8_e4m3fn)),
