@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1] / "src" / "gradclip"
 # The classes whose members a framework may have to know, by whom they describe.
 OF_BACKENDS = ["Arithmetic", "Enter", "Reduce", "Scale", "Batch", "Leave", "InPlace", "Held"]
 DESCRIBED = {
-    "Backend": [*OF_BACKENDS, "ConcreteBackend", "HostBackend"],
+    "Backend": [*OF_BACKENDS, "HostBackend"],
     "Framework": ["Framework"],
     "Trees": ["Trees"],
     "Batching": ["Batching"],

@@ -15,7 +15,6 @@ import optree
 
 from gradclip._src.backends import among_several, gpu_switch
 from gradclip._src.backends.host.laid import Settled, laid
-from gradclip._src.backends.host.protocol import HostBackend
 from gradclip._src.backends.on_device import OnDevice
 from gradclip._src.backends.registry import framework_of
 from gradclip._src.backends.sums import ENOUGH, kernels_norm_error
@@ -24,6 +23,7 @@ from gradclip._src.core.coefficient import KEPT, of_number
 from gradclip._src.core.formats import FLOAT64
 from gradclip._src.core.layouts import Rows, Several
 from gradclip._src.core.norms import Norm, Order, norm_dtype
+from gradclip._src.core.protocols import HostBackend
 from gradclip._src.core.several import left_norms
 from gradclip._src.core.units import thresholds_of_vector
 from gradclip._src.core.values import shape_of

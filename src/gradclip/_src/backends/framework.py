@@ -13,9 +13,8 @@ if TYPE_CHECKING:
 
     from gradclip._src.backends import Shards
     from gradclip._src.backends.host.arrays import HostArray
-    from gradclip._src.backends.host.protocol import HostBackend
     from gradclip._src.backends.on_device import OnDevice
-    from gradclip._src.core.protocols import Backend
+    from gradclip._src.core.protocols import Backend, HostBackend
 
 
 class Framework(ABC):

@@ -14,7 +14,7 @@ from gradclip._src.core.decision import Clipping, Decision, decided
 from gradclip._src.core.holders import Held, Measured
 from gradclip._src.core.layouts import Groups, Layout, Rows, Several
 from gradclip._src.core.norms import Norm, Order, settled
-from gradclip._src.core.protocols import Backend, ConcreteBackend, is_concrete
+from gradclip._src.core.protocols import Backend, HostBackend, is_concrete
 from gradclip._src.core.records import OneFactor, Seen
 from gradclip._src.core.scopes import LAYER, TREE, Scope
 from gradclip._src.core.several import Table, quickly
@@ -99,7 +99,7 @@ def measure_all(backend: Backend, arrays: Arrays, layout: Layout, order: Order, 
 
 
 def _decide_in_host_memory(
-    backend: ConcreteBackend,
+    backend: HostBackend,
     arrays: Arrays,
     clipping: Clipping,
     names: Callable[[], Sequence[str]],

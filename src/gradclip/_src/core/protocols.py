@@ -1,6 +1,6 @@
-"""What the core asks of a backend, in small protocols. Only they, `values` and the host's document the methods.
+"""What the core asks of a backend, in small protocols. Only they and `values` document the methods.
 
-`Backend` is everything the core may use with any framework. `ConcreteBackend` adds what only backends with
+`Backend` is everything the core may use with any framework. `HostBackend` adds what only backends with
 arrays in host memory offer. Each implementation has a line next to it that lets mypy check the class
 against its protocol.
 """
@@ -8,7 +8,7 @@ against its protocol.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 from gradclip._src.core.arrays import Arrays
 from gradclip._src.core.formats import Format
@@ -16,6 +16,9 @@ from gradclip._src.core.layouts import Layout
 from gradclip._src.core.norms import Norm, Order
 from gradclip._src.core.records import Coefficient, Into, OneFactor, Rule
 from gradclip._src.core.values import Arithmetic, Array
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Enter(Protocol):
@@ -191,8 +194,11 @@ class Axes(Protocol):
         """Return the largest of all devices' terms."""
 
 
-class ConcreteBackend(Backend, Protocol):
+class HostBackend(Backend, Protocol):
     """What only backends whose arrays are in host memory offer, where reading values costs nothing."""
+
+    immutable: bool
+    """Whether an array can serve as its own copy."""
 
     def take(self, leaves: Sequence[Any]) -> Arrays:
         """Return leaves as `enter` returns prepared ones. Raises TypeError for dtypes that cannot be clipped."""
@@ -215,7 +221,28 @@ class ConcreteBackend(Backend, Protocol):
         `leaves` has for each a leaf in whose form it is returned, or a list of them.
         """
 
+    def known(self, leaves: Sequence[Any]) -> Any:
+        """Return the leaves as the kernels' own arrays, or None if the kernels cannot read all of them."""
 
-def is_concrete(backend: Backend) -> TypeGuard[ConcreteBackend]:
+    def arrays_of(self, leaves: Sequence[Any], kernels: Any) -> Arrays:
+        """Return leaves that `known` has described to the kernels as arrays."""
+
+    def new_like(self, leaves: Sequence[Any], *, copied: bool) -> list[Any]:
+        """Return new leaves with the same memory order: copies, or with arbitrary values."""
+
+    def number(self, value: float, dtype: str) -> Any:
+        """Return a number as a scalar of the framework."""
+
+    def array(self, values: np.ndarray | np.generic, dtype: str) -> Any:
+        """Return numbers as a new array of the framework in the named dtype."""
+
+    def wrote(self, leaves: Sequence[Any]) -> None:
+        """Tell the framework that gradients were written behind its back."""
+
+    def threads(self) -> int:
+        """Return how many threads a call may use."""
+
+
+def is_concrete(backend: Backend) -> TypeGuard[HostBackend]:
     """Say whether the backend's arrays are in host memory."""
     return backend.concrete

@@ -17,7 +17,7 @@ from gradclip._src.core.formats import FLOAT64, format_of
 from gradclip._src.core.holders import ALONE, Holders
 from gradclip._src.core.layouts import Groups, Layout, Several
 from gradclip._src.core.norms import Norm, Order
-from gradclip._src.core.protocols import Backend, ConcreteBackend, is_concrete
+from gradclip._src.core.protocols import Backend, HostBackend, is_concrete
 from gradclip._src.core.records import Coefficient, Factors
 from gradclip._src.core.scopes import Scope
 
@@ -31,7 +31,7 @@ class Each:
 
     values: Sequence[Any]
 
-    def at_once(self, backend: ConcreteBackend, layout: Several, order: Order) -> tuple[np.ndarray, Any]:
+    def at_once(self, backend: HostBackend, layout: Several, order: Order) -> tuple[np.ndarray, Any]:
         """Return a threshold for each norm, and which of them are sure."""
         return layout.each(self.values), True
 
@@ -52,7 +52,7 @@ class Following:
     given: Sequence[Any] = ()
     layout: Several | None = None
 
-    def at_once(self, backend: ConcreteBackend, layout: Several, order: Order) -> tuple[np.ndarray, Any]:
+    def at_once(self, backend: HostBackend, layout: Several, order: Order) -> tuple[np.ndarray, Any]:
         """Return a threshold for each norm, and which of them are sure."""
         if self.given:
             return np.zeros(layout.count), np.zeros(layout.count, bool)
@@ -82,7 +82,7 @@ class Quick(NamedTuple):
 
 
 def quickly(
-    backend: ConcreteBackend, arrays: Arrays, layout: Several, order: Order, thresholds: Each | Following
+    backend: HostBackend, arrays: Arrays, layout: Several, order: Order, thresholds: Each | Following
 ) -> Quick | None:
     """Decide as many norms as possible with one look at all of them; None if that is none."""
     norm = backend.norms(arrays, order, layout)

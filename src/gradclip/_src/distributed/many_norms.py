@@ -19,14 +19,13 @@ from typing import Any
 import numpy as np
 
 from gradclip._src.backends.host import exact
-from gradclip._src.backends.host.protocol import in_host_memory
 from gradclip._src.backends.torch.process_groups import Group, add_up, cut
 from gradclip._src.core import accumulators
 from gradclip._src.core.arrays import Arrays
 from gradclip._src.core.holders import Held, Together
 from gradclip._src.core.layouts import Groups, Rows, Several
 from gradclip._src.core.norms import Norm, Order
-from gradclip._src.core.protocols import Backend
+from gradclip._src.core.protocols import Backend, is_concrete
 from gradclip._src.distributed.attempts import Attempts
 from gradclip._src.distributed.sent import filled_each, joined, length
 from gradclip._src.distributed.shardings import Sharding, Shardings
@@ -108,7 +107,7 @@ class ManyNorms(Together):
         return kept
 
     def _power_sum(self, backend: Backend, part: Held, p: float, place: int) -> Fraction | float:
-        if not in_host_memory(backend):
+        if not is_concrete(backend):
             return math.nan
         if isinstance(part.layout, Groups) and not part.layout.alone:
             chosen = self._shardings.counting(part.layout.groups[place])

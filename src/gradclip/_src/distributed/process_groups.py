@@ -29,7 +29,6 @@ import numpy as np
 
 from gradclip._src.backends.host import exact
 from gradclip._src.backends.host.backend import HOST
-from gradclip._src.backends.host.protocol import in_host_memory
 from gradclip._src.backends.torch.distributed import device_for, nothing, nothing_like
 from gradclip._src.backends.torch.process_groups import (
     ROOM,
@@ -52,7 +51,7 @@ from gradclip._src.core.formats import FLOAT64
 from gradclip._src.core.holders import Check, Holders
 from gradclip._src.core.nonfinite import PROPAGATE, Nonfinite, explained, nonfinite_leaves
 from gradclip._src.core.norms import Norm, Order
-from gradclip._src.core.protocols import Backend
+from gradclip._src.core.protocols import Backend, is_concrete
 from gradclip._src.core.values import Array
 from gradclip._src.distributed.agreement import Asked, Replicas, asked, marks, raise_problem, replicas_explained
 from gradclip._src.distributed.attempts import Attempts
@@ -242,7 +241,7 @@ class ProcessGroups(Holders):
         """Say whether the norm over all processes is at most `max_norm`. False if the exact sum is not available."""
         arrays = backend.chosen(arrays, self._shardings.counting(range(len(arrays))))
         attempts = Attempts()
-        powers = attempts.of(lambda: exact.power_sum(backend, arrays, p)) if in_host_memory(backend) else math.nan
+        powers = attempts.of(lambda: exact.power_sum(backend, arrays, p)) if is_concrete(backend) else math.nan
         _, (total,) = self._shardings.reduced([], [[powers]], operator.add, add_up)
         attempts.check([total])
         return isinstance(total, Fraction) and total <= Fraction(max_norm) ** int(p)

@@ -14,7 +14,7 @@ from gradclip._src.core.formats import FLOAT64
 from gradclip._src.core.holders import Held
 from gradclip._src.core.layouts import Groups, Several
 from gradclip._src.core.norms import Norm, Order
-from gradclip._src.core.protocols import Backend, ConcreteBackend, is_concrete
+from gradclip._src.core.protocols import Backend, HostBackend, is_concrete
 from gradclip._src.core.values import Array
 
 
@@ -46,7 +46,7 @@ def _with_floor(xp: ModuleType, norm: Norm) -> Norm:
     return replace(norm, value=xp.where(norm.value > 0, norm.value + added, norm.value), floor=0.0)
 
 
-def _in_host_memory(backend: ConcreteBackend, held: Held, order: Order) -> Norm:
+def _in_host_memory(backend: HostBackend, held: Held, order: Order) -> Norm:
     """Return the norms that one look settles; those of the other parts are measured part by part."""
     arrays, layout = held
     found = backend.norms(arrays, order, layout)

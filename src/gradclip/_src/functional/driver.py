@@ -22,7 +22,7 @@ from gradclip._src.core.layouts import Groups, Rows, Several
 from gradclip._src.core.nonfinite import PROPAGATE
 from gradclip._src.core.norms import Order
 from gradclip._src.core.pipeline import decide, measure_all
-from gradclip._src.core.protocols import Backend, ConcreteBackend, is_concrete
+from gradclip._src.core.protocols import Backend, HostBackend, is_concrete
 from gradclip._src.core.records import Into
 from gradclip._src.core.rules import CLIP
 from gradclip._src.core.scopes import LAYER, Scope
@@ -344,13 +344,13 @@ def backend_and_holders(flat: FlatTree, axis_name: AxisName, *scalars: object) -
     return (backend, holders_of(backend)) if axis_name is None or not flat.leaves else over_axes(backend, axis_name)
 
 
-def _in_one_pass(backend: Backend, leaves: Sequence[Any], given: Sequence[Any] = ()) -> TypeGuard[ConcreteBackend]:
+def _in_one_pass(backend: Backend, leaves: Sequence[Any], given: Sequence[Any] = ()) -> TypeGuard[HostBackend]:
     """Return whether all values are known and no derivative is asked for."""
     return is_concrete(backend) and backend.plain([*leaves, *{id(x): x for x in given if x is not None}.values()])
 
 
 def _clip_units_in_one_pass(
-    backend: ConcreteBackend, flat: FlatTree, thresholds: Each | Following, clipping: Clipping, scopes: Sequence[Scope]
+    backend: HostBackend, flat: FlatTree, thresholds: Each | Following, clipping: Clipping, scopes: Sequence[Scope]
 ) -> tuple[list[Any], Any]:
     asked = replace(clipping, max_norm=thresholds)
     with backend.precision():

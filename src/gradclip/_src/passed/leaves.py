@@ -22,7 +22,7 @@ from gradclip._src.backends.registry import entries_of, framework_of, known, loa
 from gradclip._src.core.arrays import Arrays, raise_named
 from gradclip._src.core.formats import bare_name, dtype_name, is_empty_name, is_integer_name
 from gradclip._src.core.layouts import Groups
-from gradclip._src.core.protocols import Backend, ConcreteBackend
+from gradclip._src.core.protocols import Backend, HostBackend
 from gradclip._src.flush_mode import being_compiled
 from gradclip._src.passed.choice import EVERY, Choice
 from gradclip._src.tree import FlatTree, Sparse, dotted, flatten
@@ -120,7 +120,7 @@ def prepared(backend: Backend, flat: FlatTree) -> list[Any]:
         raise
 
 
-def taken(backend: ConcreteBackend, leaves: Sequence[Any], names: Callable[[], Sequence[str]]) -> Arrays:
+def taken(backend: HostBackend, leaves: Sequence[Any], names: Callable[[], Sequence[str]]) -> Arrays:
     """Return the leaves as arrays whose values are known. Raises likewise."""
     try:
         return backend.take(leaves)

@@ -22,7 +22,6 @@ from gradclip._src.backends.framework import Framework
 from gradclip._src.backends.host import chunkwise, exact
 from gradclip._src.backends.host.arrays import HostArray, HostArrays, OnlyFinite, known_to_buffers, split, viewed_arrays
 from gradclip._src.backends.host.laid import forget_copies, laid, table_of
-from gradclip._src.backends.host.protocol import HostBackend
 from gradclip._src.backends.host.scaling import clamp_, indices_written, scale_, scale_known
 from gradclip._src.backends.portable import Portable
 from gradclip._src.backends.sums import ENOUGH, examples_sum_error, filled, kernels_sum_error
@@ -31,6 +30,7 @@ from gradclip._src.core.formats import BFLOAT16, FLOAT64, SUPPORTED, bare_name, 
 from gradclip._src.core.layouts import Groups, Layout, Several
 from gradclip._src.core.memory import Region, region_of_array
 from gradclip._src.core.norms import Norm, Order
+from gradclip._src.core.protocols import HostBackend
 from gradclip._src.core.records import Into
 from gradclip._src.core.scopes import Scope
 from gradclip._src.core.values import Array

@@ -14,13 +14,13 @@ from gradclip._src import native
 from gradclip._src.backends.host.arrays import HostArray, HostArrays, aligned_empty
 from gradclip._src.backends.host.backend import HOST as NUMPY_HOST
 from gradclip._src.backends.host.backend import Host, known_to_buffers
-from gradclip._src.backends.host.protocol import HostBackend
 from gradclip._src.backends.jax.ffi import usable
 from gradclip._src.backends.jax.kernels import JaxKernels
 from gradclip._src.backends.jax.placement import NamedAxes, of_numpy, placed_first, put, typed_like
 from gradclip._src.backends.jax.traced import Jax, check_64_bit_mode, over_named, prepared
 from gradclip._src.core.arrays import Arrays
 from gradclip._src.core.formats import BFLOAT16
+from gradclip._src.core.protocols import HostBackend
 
 
 class JaxHost(Host):

@@ -17,12 +17,12 @@ from tensorflow.python.framework.ops import EagerTensor  # the type of eager ten
 from gradclip._src import native
 from gradclip._src.backends.host.arrays import HostArray, HostArrays, OnlyFinite, aligned_empty, is_aligned
 from gradclip._src.backends.host.backend import Host
-from gradclip._src.backends.host.protocol import HostBackend
 from gradclip._src.backends.host.scaling import indices_written
 from gradclip._src.backends.tensorflow.derivative import asked, call_as_asked
 from gradclip._src.core.arrays import Arrays, checked_dtype
 from gradclip._src.core.formats import BFLOAT16, dtype_name
 from gradclip._src.core.layouts import Layout
+from gradclip._src.core.protocols import HostBackend
 from gradclip._src.core.records import Into
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ import torch
 
 from gradclip._src.backends.host.arrays import HostArray, HostArrays, split, viewed_arrays
 from gradclip._src.backends.host.backend import Host
-from gradclip._src.backends.host.protocol import HostBackend
 from gradclip._src.backends.torch.autograd import call_differentiably
 from gradclip._src.backends.torch.tensors import (
     PLAIN,
@@ -32,6 +31,7 @@ from gradclip._src.backends.torch.tensors import (
 )
 from gradclip._src.core.arrays import Arrays, check_dtypes
 from gradclip._src.core.memory import Region, any_overlap
+from gradclip._src.core.protocols import HostBackend
 from gradclip._src.native import Described
 from gradclip._src.words import typed
 
