@@ -24,8 +24,9 @@ REPORTS = 60
 def prepare():
     """Let modules be found as pytest finds them, and JAX have eight devices."""
     sys.path[:0] = [str(TESTS / name) for name in (".", "support", "exact", "distributed", "trainers")]
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
-    os.environ["JAX_PLATFORMS"] = "cpu"
+    from eight_devices import ENVIRONMENT
+
+    os.environ.update(ENVIRONMENT)
     warnings.simplefilter("error")
 
 
