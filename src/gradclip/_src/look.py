@@ -7,22 +7,20 @@ are decided to the bit as the pipeline would do it: one norm for all with plain 
 
 import math
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import optree
 
 from gradclip._src.backends import among_several, gpu_switch
-from gradclip._src.backends.host.laid import Settled, laid
+from gradclip._src.backends.host.laid import Settled, kind_of, laid, laid_plainly
 from gradclip._src.backends.on_device import OnDevice
 from gradclip._src.backends.registry import framework_of
-from gradclip._src.backends.sums import ENOUGH, kernels_norm_error
+from gradclip._src.backends.sums import kernels_norm_error
 from gradclip._src.core.arrays import Arrays
 from gradclip._src.core.coefficient import KEPT, of_number
-from gradclip._src.core.formats import FLOAT64
-from gradclip._src.core.layouts import Rows, Several
-from gradclip._src.core.norms import Norm, Order, norm_dtype
+from gradclip._src.core.layouts import Groups, Rows, Several
+from gradclip._src.core.norms import Norm, Order
 from gradclip._src.core.protocols import HostBackend
 from gradclip._src.core.several import left_norms
 from gradclip._src.core.units import thresholds_of_vector
@@ -118,9 +116,10 @@ class Look(NamedTuple):
 
     def settled(self, layout: Several, max_norms: np.ndarray, order: Order) -> Settled | None:
         """Return the norms of a layout, and what happens to these arrays."""
-        if order.p not in (1, 2) or kind_of(tuple(self.kernels.dtypes)).any_complex:
+        kind, threads = kind_of(tuple(self.kernels.dtypes)), self.backend.threads()
+        if order.p not in (1, 2) or kind.any_complex:
             return None
-        parts = laid(self.arrays(), layout, self.backend.threads())
+        parts = laid_plainly(self.kernels, layout, kind, threads) or laid(self.arrays(), layout, threads)
         return None if parts is None or parts.beyond else parts.settle(order.p, max_norms)
 
     def following(self, weights: Sequence[Any], layout: Rows, order: Order, both: tuple[float, float]) -> Any:
@@ -145,6 +144,9 @@ class Look(NamedTuple):
 
     def left(self, layout: Several, norms: np.ndarray) -> list[Any]:
         """Return the norms of each part as scalars or arrays of the framework."""
+        kind = kind_of(tuple(self.kernels.dtypes))
+        if kind.one_dtype and isinstance(layout, Groups) and layout.alone:
+            return self.backend.leave_each(norms, kind.dtype_of_norm, self.leaves)
         return left_norms(self.backend, layout, Norm(norms, None, 0.0, 0.0), self.arrays(), self.leaves)
 
     def clipped(self, max_norm: float, order: Order) -> tuple[list[Any], list[Any]] | None:
@@ -164,8 +166,8 @@ class Look(NamedTuple):
     def measured(self, order: Order, each: list[float] | None = None) -> tuple[float, float, str] | None:
         """Return the norm in plain numbers, its error, and the dtype in which it is returned."""
         kernels, threads, error = self.kernels, self.backend.threads(), 0.0
-        any_complex, only_halves, enough, dtype = kind_of(tuple(kernels.dtypes))
-        if any_complex or order.p not in (1, 2, math.inf if each is None else 2):
+        kind = kind_of(tuple(kernels.dtypes))
+        if kind.any_complex or order.p not in (1, 2, math.inf if each is None else 2):
             return None
         if order.extreme:
             value, _, nonfinite = kernels.extremes(threads)
@@ -173,14 +175,14 @@ class Look(NamedTuple):
                 return None
         else:
             if each is None:
-                total, _ = kernels.sum(order.p, 1.0, only_halves, threads)
+                total, _ = kernels.sum(order.p, 1.0, kind.only_halves, threads)
             else:
-                *each[:], total = kernels.sums_of_each(order.p, only_halves, threads)
-            if not total > enough:
+                *each[:], total = kernels.sums_of_each(order.p, kind.only_halves, threads)
+            if not total > kind.enough:
                 return None
             value = math.sqrt(total) if order.p == 2 else total
-            error = kernels_norm_error(kernels.count, order.p, only_halves)
-        return (value, error, dtype) if value < _LARGEST_NORM else None
+            error = kernels_norm_error(kernels.count, order.p, kind.only_halves)
+        return (value, error, kind.dtype_of_norm) if value < _LARGEST_NORM else None
 
 
 def read(leaves: Sequence[Any]) -> Look | None:
@@ -291,21 +293,3 @@ def known_thresholds(max_norms: Sequence[object]) -> list[float] | None:
     """Return the same for each of several thresholds; None if one of them is None."""
     found = of_each(known_threshold, max_norms)
     return None if None in found else found
-
-
-class Kind(NamedTuple):
-    """What follows from the dtypes of arrays. A sum of powers above `enough` has lost nothing to underflow."""
-
-    any_complex: bool
-    only_halves: bool
-    enough: float
-    dtype_of_norm: str
-
-
-@lru_cache(maxsize=64)
-def kind_of(dtypes: tuple[str, ...]) -> Kind:
-    """Return what follows from these dtypes."""
-    arrays = Arrays((), dtypes)
-    # Powers of narrower dtypes never underflow.
-    enough = ENOUGH if FLOAT64 in arrays.formats else -1.0
-    return Kind(arrays.any_complex, arrays.only_halves, enough, norm_dtype(arrays))

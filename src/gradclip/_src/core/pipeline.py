@@ -17,7 +17,7 @@ from gradclip._src.core.norms import Norm, Order, settled
 from gradclip._src.core.protocols import Backend, HostBackend, is_concrete
 from gradclip._src.core.records import OneFactor, Seen
 from gradclip._src.core.scopes import LAYER, TREE, Scope
-from gradclip._src.core.several import Table, quickly
+from gradclip._src.core.several import in_lines, of_lines, quickly
 from gradclip._src.core.together import decide_together, part_of
 from gradclip._src.core.values import Array
 
@@ -89,13 +89,12 @@ def measure_all(backend: Backend, arrays: Arrays, layout: Layout, order: Order, 
     found = backend.norms(arrays, order, layout)
     if np.all(found.sure):
         return found
-    table = Table(layout, None)
-    table.norms[:] = found.value
+    values = np.array(found.value)
     for number in layout.parts_of(~found.sure):
         indices, scope = layout.part(number)
         norm = _measured(backend, backend.chosen(arrays, indices), order, scope, None, holders)
-        table.norms[layout.places(number)] = norm.product().ravel()
-    return table.norm
+        values[layout.places(number)] = norm.product().ravel()
+    return Norm(values, None, 0.0, 0.0)
 
 
 def _decide_in_host_memory(
@@ -117,16 +116,18 @@ def _decide_in_host_memory(
         if not all(np.isfinite(holders.measure(backend, part, order).value) for part in parts):
             one = decide(backend, arrays, replace(clipping, max_norm=math.inf), names, holders=holders)
             return replace(one, norm=measure_all(backend, arrays, layout, order, holders))
-    table, finite = Table(layout, known), True
+    lines = np.empty((7, layout.count)) if known is None else in_lines(known.norm, known.coefficient, layout.count)
+    finite = True
     for number in waiting:
         indices, scope = layout.part(number)
         part = backend.chosen(arrays, indices)
         asked = replace(clipping, max_norm=thresholds.of_part(backend, layout, number, order))
         made = decide(backend, part, asked, partial(_chosen_names, names, indices), layout=scope, holders=holders)
         finite = finite and made.arrays is part
-        table.put(number, made.norm, made.coefficient)
+        places = layout.places(number)
+        lines[:, places] = in_lines(made.norm, made.coefficient, places.stop - places.start)
     new = arrays if finite else backend.without_nonfinite(arrays)
-    return Decision(table.norm, table.coefficient, new, layout)
+    return Decision(*of_lines(lines), new, layout)
 
 
 def decide_jointly(

@@ -88,11 +88,14 @@ class Coefficient:
         """Return the factors of a sum over examples: 1 for kept examples."""
         return Factors(xp.where(self.keep, 1.0, self.wide.first), self.wide.second)
 
+    def factors(self) -> list[Any]:
+        """Return the two factors of wide formats, then the two of narrow formats."""
+        return [self.wide.first, self.wide.second, self.narrow.first, self.narrow.second]
+
     def mapped(self, change: Callable[[Any], Any]) -> Coefficient:
         """Return the coefficient with each of its values changed."""
-        pairs = [(of.first, of.second) for of in (self.wide, self.narrow)]
-        wide, narrow = (Factors(change(one), None if two is None else change(two)) for one, two in pairs)
-        return Coefficient(change(self.keep), change(self.blank), wide, narrow)
+        factors = [None if one is None else change(one) for one in self.factors()]
+        return Coefficient(change(self.keep), change(self.blank), Factors(*factors[:2]), Factors(*factors[2:]))
 
     def spoiled(self, xp: ModuleType, finite: Array) -> Coefficient:
         """Return the coefficient with NaN wherever `finite` is False."""

@@ -2,7 +2,7 @@
 
 A norm is decided here if it is finite, lost nothing to underflow, and is so far from its threshold that the error bound
 tells which is larger. It then gets the coefficient that it would get alone. The pipeline decides the other parts,
-usually few or none, one by one, and puts them into the `Table`.
+usually few or none, one by one.
 """
 
 from collections.abc import Sequence
@@ -94,36 +94,19 @@ def quickly(
     return Quick(norm, chosen, () if sure.all() else layout.parts_of(~sure))
 
 
-class Table:
-    """Norms and coefficients as vectors that decisions on single parts are written to."""
+def in_lines(norm: Norm, chosen: Coefficient, count: int) -> np.ndarray:
+    """Return so many norms and their coefficients as a table, in which those of single parts can be written over."""
+    lines = np.empty((7, count))
+    for line, values in zip(lines, (norm.product(), chosen.keep, chosen.blank, *chosen.factors()), strict=True):
+        line[...] = 1.0 if values is None else np.ravel(values)
+    return lines
 
-    def __init__(self, layout: Several, known: Quick | None) -> None:
-        self.layout = layout
-        self.norms, self.factors = np.zeros(layout.count), np.ones((4, layout.count))
-        self.keep, self.blank = np.zeros((2, layout.count), bool)
-        if known is not None:
-            self._write(slice(None), known.norm, known.coefficient)
 
-    def put(self, number: int, norm: Norm, chosen: Coefficient) -> None:
-        """Write the norms and coefficients of one part."""
-        self._write(self.layout.places(number), norm, chosen)
-
-    def _write(self, places: slice, norm: Norm, chosen: Coefficient) -> None:
-        self.norms[places] = np.ravel(norm.product())
-        self.keep[places], self.blank[places] = np.ravel(chosen.keep), np.ravel(chosen.blank)
-        pairs = [factor for pair in (chosen.wide, chosen.narrow) for factor in (pair.first, pair.second)]
-        for line, factor in zip(self.factors, pairs, strict=True):
-            line[places] = 1.0 if factor is None else np.ravel(factor)
-
-    @property
-    def norm(self) -> Norm:
-        """The norms."""
-        return Norm(self.norms, None, 0.0, 0.0)
-
-    @property
-    def coefficient(self) -> Coefficient:
-        """The coefficients."""
-        return Coefficient(self.keep, self.blank, Factors(*self.factors[:2]), Factors(*self.factors[2:]))
+def of_lines(lines: np.ndarray) -> tuple[Norm, Coefficient]:
+    """Return the norms and coefficients of a table."""
+    norms, keep, blank, *factors = lines
+    wide, narrow = Factors(*factors[:2]), Factors(*factors[2:])
+    return Norm(norms, None, 0.0, 0.0), Coefficient(keep != 0, blank != 0, wide, narrow)
 
 
 def dtypes_of_norms(arrays: Arrays, layout: Several) -> dict[str, Sequence[int]]:
@@ -147,8 +130,6 @@ def left_norms(
         return []
     values, found = norm.product(), dict.fromkeys(range(layout.number))
     dtypes = dtypes_of_norms(arrays, layout)
-    if is_concrete(backend) and isinstance(layout, Groups) and layout.alone and len(dtypes) == 1:  # nearly always
-        return backend.leave_each(values, next(iter(dtypes)), leaves)
     for dtype, numbers in dtypes.items():
         if not is_concrete(backend):
             every = backend.unstacked([backend.leave_scalar(values, dtype, leaves)])[0]

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradclip._src import native
+from gradclip._src.backends.host.laid import kind_of
 from gradclip._src.backends.registry import entry_of
 from gradclip._src.backends.sums import ENOUGH, examples_norm_error
 from gradclip._src.core.arrays import Arrays
@@ -27,7 +28,7 @@ from gradclip._src.core.protocols import Backend
 from gradclip._src.core.rules import Target, known_rule_for_sums, rule_for_sums
 from gradclip._src.core.scopes import EXAMPLE, EXAMPLE_ALONE
 from gradclip._src.core.values import Array
-from gradclip._src.look import Look, kind_of
+from gradclip._src.look import Look
 from gradclip._src.passed.arguments import check_real, check_threshold, scalar_array
 from gradclip._src.per_example.grid import grid_for
 from gradclip._src.per_example.settings import PerExampleSettings

@@ -4,8 +4,8 @@ To the kernels a unit is a contiguous row of its array. Arrays with another layo
 units are rows; large arrays are not copied. Parts that the kernels cannot read are scaled one by one.
 """
 
-from collections.abc import Callable, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,9 +15,9 @@ from gradclip._src.backends.sums import ENOUGH, examples_norm_error, kernels_nor
 from gradclip._src.core.arrays import Arrays
 from gradclip._src.core.formats import FLOAT64
 from gradclip._src.core.layouts import Groups, Rows, Several
-from gradclip._src.core.norms import Norm, Order
+from gradclip._src.core.norms import Norm, Order, norm_dtype
 from gradclip._src.core.records import Coefficient, Factors
-from gradclip._src.native import describe_buffers
+from gradclip._src.native import Described, describe_buffers
 
 if TYPE_CHECKING:
     from gradclip._src.native._kernels import Arrays as KernelArrays
@@ -26,6 +26,28 @@ _ALL_KEPT = 1
 _COPIED = 1 << 16  # arrays up to this many elements are copied; the copy stays in cache
 
 _Memory = tuple["KernelArrays", "KernelArrays", "KernelArrays"]
+_AsRows = tuple["KernelArrays", Sequence[int], dict[int, tuple[np.ndarray, np.ndarray]]]
+
+
+class Kind(NamedTuple):
+    """What follows from the dtypes of arrays. A sum of powers above `enough` has lost nothing to underflow."""
+
+    any_complex: bool
+    only_halves: bool
+    enough: float
+    dtype_of_norm: str
+    one_dtype: bool  # whether the norm of each of them is returned in the same dtype
+
+
+@lru_cache(maxsize=64)
+def kind_of(dtypes: Iterable[str]) -> Kind:
+    """Return what follows from these dtypes."""
+    arrays = Arrays((), dtypes)
+    wide = FLOAT64 in arrays.formats
+    # Powers of narrower dtypes never underflow.
+    enough = ENOUGH if wide else -1.0
+    one_dtype = not wide or len(arrays.formats) == 1
+    return Kind(arrays.any_complex, arrays.only_halves, enough, norm_dtype(arrays), one_dtype)
 
 
 def _described(numbers: np.ndarray) -> "KernelArrays":
@@ -37,10 +59,9 @@ class Laid:
 
     count: int  # of norms
 
-    def __init__(self, arrays: HostArrays, kernels: "KernelArrays", beyond: Sequence[int], threads: int) -> None:
+    def __init__(self, kernels: "KernelArrays", beyond: Sequence[int], kind: Kind, threads: int) -> None:
         # Not the arrays themselves: they keep this object.
-        self.formats, self.only_halves = arrays.formats, arrays.only_halves
-        self.kernels, self.beyond, self.threads = kernels, beyond, threads
+        self.kernels, self.beyond, self.kind, self.threads = kernels, beyond, kind, threads
 
     def norms(self, order: Order) -> Norm | None:
         """Return the norms as a vector; None if the kernels do not compute norms of this order.
@@ -51,8 +72,8 @@ class Laid:
             return None
         sums = self.sums(order.p)
         sure = np.isfinite(sums)
-        if FLOAT64 in self.formats:
-            enough = sums > ENOUGH
+        if self.kind.enough > 0:
+            enough = sums > self.kind.enough
             # Squares may underflow, magnitudes do not: if their sum is 0, all elements are zero.
             sure &= enough | (self.sums(1.0) == 0) if (sums == 0).any() else enough
         return Norm(np.sqrt(sums) if order.p == 2 else sums, None, self.error(order), 0.0, sure)
@@ -81,17 +102,17 @@ class Laid:
         """Return what one look decides, for one threshold or one for each norm; None if it leaves a norm open."""
         norms, table = np.empty(self.count), np.empty((5, self.count))
         memory = _described(max_norms), _described(norms), _described(table)
-        answer = self.ask(p, ENOUGH if FLOAT64 in self.formats else -1.0, memory)
+        answer = self.ask(p, memory)
         return Settled(self, norms, table, answer == _ALL_KEPT) if answer else None
 
-    def ask(self, p: float, enough: float, memory: "_Memory") -> int:
+    def ask(self, p: float, memory: "_Memory") -> int:
         """Have the kernels settle norms, given the memory of thresholds, norms and the table."""
         raise NotImplementedError
 
 
 class _Groups(Laid):
-    def __init__(self, arrays: HostArrays, layout: Groups, threads: int) -> None:
-        left_out = set(arrays.left_out)
+    def __init__(self, described: Described, layout: Groups, kind: Kind, threads: int) -> None:
+        left_out = set(described.left_out)
         self.count = layout.count
         self.group_of: Sequence[int] = range(self.count)
         beyond: set[int] = set()
@@ -100,17 +121,17 @@ class _Groups(Laid):
         elif left_out or not layout.alone:
             number_of = layout.group_of()
             beyond = {number_of[index] for index in left_out}
-            self.group_of = [number_of[index] for index in range(len(arrays)) if index not in left_out]
-        super().__init__(arrays, arrays.kernels, sorted(beyond), threads)
+            self.group_of = [number_of[index] for index in sorted(number_of) if index not in left_out]
+        super().__init__(described.kernels, sorted(beyond), kind, threads)
 
     def sums(self, p: float) -> np.ndarray:
-        found = self.kernels.group_sums(self.group_of, self.count, p, self.only_halves, self.threads)
+        found = self.kernels.group_sums(self.group_of, self.count, p, self.kind.only_halves, self.threads)
         sums = np.array(found, float)
         sums[self.beyond] = np.nan
         return sums
 
     def errors(self, p: float) -> list[float]:
-        counts, halves = self.kernels.counts, self.only_halves
+        counts, halves = self.kernels.counts, self.kind.only_halves
         if not isinstance(self.group_of, range):
             counts = np.bincount(self.group_of, counts, self.count).astype(np.int64).tolist()
         return [kernels_norm_error(count, p, halves) for count in counts]
@@ -122,20 +143,20 @@ class _Groups(Laid):
     def scale(self, table: np.ndarray, to: "KernelArrays | None" = None) -> None:
         self.kernels.scale_groups(to or self.kernels, self.group_of, _described(table), self.count, self.threads)
 
-    def ask(self, p: float, enough: float, memory: "_Memory") -> int:
-        of = self.errors(p)
-        return self.kernels.settle_groups(self.group_of, p, self.only_halves, enough, of, *memory, threads=self.threads)
+    def ask(self, p: float, memory: "_Memory") -> int:
+        of, halves, enough = self.errors(p), self.kind.only_halves, self.kind.enough
+        return self.kernels.settle_groups(self.group_of, p, halves, enough, of, *memory, threads=self.threads)
 
 
 class _Rows(Laid):
     """`copies` has, for each copied array, the view that was copied and the copy. `chosen`: where known rows are."""
 
-    def __init__(self, arrays: HostArrays, layout: Rows, threads: int) -> None:
-        self.layout, self.count = layout, layout.count
-        kernels, known, self.copies = _as_rows(arrays, layout)
-        beyond = sorted(set(range(len(arrays))).difference(known)) if len(known) < len(arrays) else ()
-        super().__init__(arrays, kernels, beyond, threads)
-        self.known, self.counts = known, [layout.units[index].number for index in known]
+    def __init__(self, rows: "_AsRows", layout: Rows, kind: Kind, threads: int) -> None:
+        kernels, known, self.copies = rows
+        beyond = sorted(set(range(layout.number)).difference(known)) if len(known) < layout.number else ()
+        super().__init__(kernels, beyond, kind, threads)
+        self.layout, self.count, self.known = layout, layout.count, known
+        self.counts = [layout.units[index].number for index in known]
         self.chosen: Any = np.flatnonzero(np.isin(layout.array_of, known)) if self.beyond else slice(None)
 
     def sums(self, p: float) -> np.ndarray:
@@ -158,8 +179,9 @@ class _Rows(Laid):
                 rows, copy = self.copies[number]
                 rows[...] = copy
 
-    def ask(self, p: float, enough: float, memory: "_Memory") -> int:
-        return self.kernels.settle_rows(self.counts, p, enough, self.errors(p), *memory, threads=self.threads)
+    def ask(self, p: float, memory: "_Memory") -> int:
+        errors, enough = self.errors(p), self.kind.enough
+        return self.kernels.settle_rows(self.counts, p, enough, errors, *memory, threads=self.threads)
 
 
 class Settled(NamedTuple):
@@ -176,10 +198,23 @@ def laid(arrays: Arrays, layout: Several, threads: int) -> Laid | None:
     if not isinstance(arrays, HostArrays):
         return None
     if arrays.laid is None or arrays.laid[0] is not layout:
-        made: Laid = _Groups(arrays, layout, threads) if isinstance(layout, Groups) else _Rows(arrays, layout, threads)
+        kind = kind_of(arrays.dtypes)._replace(only_halves=arrays.only_halves)
+        if isinstance(layout, Groups):
+            made: Laid = _Groups(Described(arrays.kernels, arrays.left_out), layout, kind, threads)
+        else:
+            made = _Rows(_as_rows(arrays, layout), layout, kind, threads)
         arrays.laid = layout, made
     found: Laid = arrays.laid[1]
     return found if found.kernels else None
+
+
+def laid_plainly(kernels: "KernelArrays", layout: Several, kind: Kind, threads: int) -> Laid | None:
+    """Return the same for arrays that the kernels read as they are; None if their units are no rows."""
+    if isinstance(layout, Groups):
+        return _Groups(Described(kernels, ()), layout, kind, threads)
+    if layout.outputs_first and kernels.in_order:
+        return _Rows((kernels, range(layout.number), {}), layout, kind, threads)
+    return None
 
 
 def forget_copies(arrays: Arrays) -> None:
@@ -209,7 +244,8 @@ def scale_parts(
 def entry(coefficient: Coefficient, layout: Several, number: int) -> Coefficient:
     """Return the coefficient of one part."""
     places, shape = layout.places(number), () if isinstance(layout, Groups) else layout.units[number].norms_shape
-    wide = [np.broadcast_to(x, layout.count)[places].reshape(shape)[()] for x in factors_of(coefficient)]
+    factors = [1.0 if x is None else x for x in coefficient.factors()]
+    wide = [np.broadcast_to(x, layout.count)[places].reshape(shape)[()] for x in factors]
     # NumPy would multiply float32 numbers by float64 ones in float64.
     narrow = [x.astype(np.float32) for x in wide[2:]]
     flags = [x[places].reshape(shape)[()] for x in (coefficient.keep, coefficient.blank)]
@@ -219,18 +255,12 @@ def entry(coefficient: Coefficient, layout: Several, number: int) -> Coefficient
 def table_of(keep: np.ndarray, coefficient: Coefficient) -> np.ndarray:
     """Return the table that `Laid.scale` reads."""
     table = np.empty((5, len(keep)))
-    for line, values in zip(table, (keep, *factors_of(coefficient)), strict=True):
-        line[...] = values
+    for line, values in zip(table, (keep, *coefficient.factors()), strict=True):
+        line[...] = 1.0 if values is None else values
     return table
 
 
-def factors_of(coefficient: Coefficient) -> list[Any]:
-    """Return the two factors of wide formats, then the two of narrow formats."""
-    pairs = [(factors.first, factors.second) for factors in (coefficient.wide, coefficient.narrow)]
-    return [1.0 if factor is None else factor for factor in chain.from_iterable(pairs)]
-
-
-def _as_rows(arrays: HostArrays, layout: Rows) -> tuple[Any, list[int], dict[int, tuple[np.ndarray, np.ndarray]]]:
+def _as_rows(arrays: HostArrays, layout: Rows) -> "_AsRows":
     """Return the arrays whose units are rows to the kernels, their indices, and those that had to be copied."""
     numbers = list(range(len(arrays)))
     if layout.outputs_first and arrays.kernels and not arrays.left_out and arrays.kernels.in_order:
