@@ -56,7 +56,10 @@ def test_a_row_is_scaled_as_an_array(dtype):
         for threads in (1, 3):
             arrays, rows = arrays_and_rows(dtype)
             copies = [row.copy() for row in rows]
-            known(arrays).scale_rows(counts, known([table]), threads)
+            mine, places = known(arrays), [np.full_like(array, 9) for array in arrays]
+            mine.scale_rows(known(places), counts, known([table]), threads)
+            mine.scale_rows(mine, counts, known([table]), threads)
+            assert all(place.tobytes() == array.tobytes() for place, array in zip(places, arrays, strict=True))
             described = known(copies)
             described.scale_groups(described, range(len(copies)), known([table]), len(copies), 1)
             assert all(row.tobytes() == copy.tobytes() for row, copy in zip(rows, copies, strict=True))
@@ -66,8 +69,14 @@ def test_a_row_is_scaled_as_an_array(dtype):
 
 def test_rows_that_are_kept_may_lie_in_memory_that_must_not_be_written():
     x = np.frombuffer(np.ones(6, np.float32).tobytes(), np.float32)
-    known([x]).scale_rows([2], known([np.array([[1.0, 1.0]] + [[0.5, 0.5]] * 4)]), 1)
+    known([x]).scale_rows(known([x]), [2], known([np.array([[1.0, 1.0]] + [[0.5, 0.5]] * 4)]), 1)
     assert x.tolist() == [1.0] * 6
+
+
+def test_each_array_needs_a_place():
+    x = known([np.ones(6), np.ones(6)])
+    with pytest.raises(ValueError, match="a target for each array"):
+        x.scale_rows(known([np.ones(6)]), [2, 2], known([np.ones((5, 4))]), 1)
 
 
 def test_an_array_has_rows_of_one_length():

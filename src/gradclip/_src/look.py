@@ -19,7 +19,7 @@ from gradclip._src.backends.registry import framework_of
 from gradclip._src.backends.sums import kernels_norm_error
 from gradclip._src.core.arrays import Arrays
 from gradclip._src.core.coefficient import KEPT, of_number
-from gradclip._src.core.layouts import Groups, Rows, Several
+from gradclip._src.core.layouts import Rows, Several
 from gradclip._src.core.norms import Norm, Order
 from gradclip._src.core.protocols import HostBackend
 from gradclip._src.core.several import left_norms
@@ -94,23 +94,23 @@ class Look(NamedTuple):
         found = self.settled(layout, max_norms, order) if self.kernels.in_order else None
         if found is None:
             return None
-        if isinstance(layout, Rows):  # the kernels scale them only in place
+        if found.parts.copies and not found.all_kept:
             copies = self.backend.copied(self.arrays())
-            parts = None if found.all_kept else laid(copies, layout, self.backend.threads())
-            if parts is not None:
-                parts.scale(found.table)
+            found.parts.scale_copies(found.table, copies)
             return self.backend.leave_all(copies.sources, self.leaves), found.norms
         results = self.backend.new_like(self.leaves, copied=found.all_kept)
-        places = None if found.all_kept else self.backend.known(results)
-        if places is not None:
+        if not found.all_kept:
+            places = self.backend.known(results)
+            if places is None:
+                return None
             found.parts.scale(found.table, places)
             if self.backend.immutable:
-                self._keep(results, layout, found.table[0] != 0)
-        return (results, found.norms) if found.all_kept or places is not None else None
+                self._keep(results, layout, set(layout.parts_of(found.table[0] == 0)))
+        return results, found.norms
 
-    def _keep(self, results: list[Any], layout: Several, kept: np.ndarray) -> None:
-        """Put the arrays that are kept themselves among the results."""
-        for number in layout.parts_of(kept):
+    def _keep(self, results: list[Any], layout: Several, changed: set[int]) -> None:
+        """Put the arrays of parts that did not change themselves among the results."""
+        for number in changed.symmetric_difference(range(layout.number)):
             for index in layout.part(number).indices:
                 results[index] = self.leaves[index]
 
@@ -145,8 +145,9 @@ class Look(NamedTuple):
     def left(self, layout: Several, norms: np.ndarray) -> list[Any]:
         """Return the norms of each part as scalars or arrays of the framework."""
         kind = kind_of(tuple(self.kernels.dtypes))
-        if kind.one_dtype and isinstance(layout, Groups) and layout.alone:
-            return self.backend.leave_each(norms, kind.dtype_of_norm, self.leaves)
+        if kind.one_dtype and (isinstance(layout, Rows) or layout.alone):
+            each = layout.shaped(norms) if isinstance(layout, Rows) else norms
+            return self.backend.leave_each(each, kind.dtype_of_norm, self.leaves)
         return left_norms(self.backend, layout, Norm(norms, None, 0.0, 0.0), self.arrays(), self.leaves)
 
     def clipped(self, max_norm: float, order: Order) -> tuple[list[Any], list[Any]] | None:

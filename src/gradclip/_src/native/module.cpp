@@ -194,10 +194,10 @@ NB_MODULE(_kernels, m) {
           "counts"_a, "p"_a, "sums"_a, "threads"_a, unlocked)
       .def(
           "scale_rows",
-          [](const Arrays& self, const RowCounts& counts, const Arrays& table, int threads) {
-            scale_rows(self, counts, numbers_in(table), threads);
+          [](const Arrays& self, const Arrays& to, const RowCounts& counts, const Arrays& table, int threads) {
+            scale_rows(self, to, counts, numbers_in(table), threads);
           },
-          "counts"_a, "table"_a, "threads"_a, unlocked)
+          "to"_a, "counts"_a, "table"_a, "threads"_a, unlocked)
       .def("fill_zero", &Arrays::fill_zero, "threads"_a, unlocked)
       .def("clamp", &Arrays::clamp, "bound"_a, "threads"_a, unlocked);
 

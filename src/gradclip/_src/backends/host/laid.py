@@ -62,6 +62,8 @@ class Laid:
     def __init__(self, kernels: "KernelArrays", beyond: Sequence[int], kind: Kind, threads: int) -> None:
         # Not the arrays themselves: they keep this object.
         self.kernels, self.beyond, self.kind, self.threads = kernels, beyond, kind, threads
+        # For each array that had to be copied to be rows, the view that was copied and the copy.
+        self.copies: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def norms(self, order: Order) -> Norm | None:
         """Return the norms as a vector; None if the kernels do not compute norms of this order.
@@ -96,6 +98,10 @@ class Laid:
         `table` has a line that says which norms keep their elements, the two factors of wide formats, and the two of
         narrow formats.
         """
+        raise NotImplementedError
+
+    def scale_copies(self, table: np.ndarray, results: Arrays) -> None:
+        """Write the arrays, scaled, to copies of them, which are in the same memory order."""
         raise NotImplementedError
 
     def settle(self, p: float, max_norms: np.ndarray) -> "Settled | None":
@@ -149,13 +155,13 @@ class _Groups(Laid):
 
 
 class _Rows(Laid):
-    """`copies` has, for each copied array, the view that was copied and the copy. `chosen`: where known rows are."""
+    """`chosen`: where the rows are that the kernels read."""
 
     def __init__(self, rows: "_AsRows", layout: Rows, kind: Kind, threads: int) -> None:
-        kernels, known, self.copies = rows
+        kernels, known, copies = rows
         beyond = sorted(set(range(layout.number)).difference(known)) if len(known) < layout.number else ()
         super().__init__(kernels, beyond, kind, threads)
-        self.layout, self.count, self.known = layout, layout.count, known
+        self.layout, self.count, self.known, self.copies = layout, layout.count, known, copies
         self.counts = [layout.units[index].number for index in known]
         self.chosen: Any = np.flatnonzero(np.isin(layout.array_of, known)) if self.beyond else slice(None)
 
@@ -173,11 +179,18 @@ class _Rows(Laid):
 
     def scale(self, table: np.ndarray, to: "KernelArrays | None" = None) -> None:
         lines = np.ascontiguousarray(table[:, self.chosen])
-        self.kernels.scale_rows(self.counts, _described(lines), self.threads)
-        for number in self.layout.parts_of(table[0] == 0) if self.copies else ():
+        self.kernels.scale_rows(to or self.kernels, self.counts, _described(lines), self.threads)
+        for number in self.layout.parts_of(table[0] == 0) if self.copies and to is None else ():
             if number in self.copies:
                 rows, copy = self.copies[number]
                 rows[...] = copy
+
+    def scale_copies(self, table: np.ndarray, results: Arrays) -> None:
+        places = [_rows(x, units.own) for x, units in zip(results, self.layout.units, strict=True)]
+        rows = describe_buffers([self.copies[i][1] if i in self.copies else places[i] for i in self.known])
+        self.scale(table, rows.kernels)
+        for number, (_, copy) in self.copies.items():
+            places[number][...] = copy
 
     def ask(self, p: float, memory: "_Memory") -> int:
         errors, enough = self.errors(p), self.kind.enough
