@@ -7,7 +7,7 @@ import pytest
 
 from gradclip._src.fused.guard_calls import ClipCall
 from gradclip._src.fused.guard_judge import Facts, judged
-from gradclip._src.fused.guard_window import Step
+from gradclip._src.fused.guard_window import GradientOperation
 
 MINE = [SimpleNamespace(name="a"), SimpleNamespace(name="b")]
 OTHERS = [SimpleNamespace(name="c")]
@@ -18,20 +18,20 @@ def call(parameters=MINE, max_norm=1.0, norm=5.0, **settings):
 
 
 STEPS = {
-    "B": Step("backward", fresh=True),  # a pass that finds no gradients
-    "b": Step("backward"),  # one that adds to gradients
-    "s": Step("scaled", ratio=0.0123, whole=1.0),
-    "m": Step("scaled", ratio=0.5, whole=7.0),  # a mean
-    "p": Step("partly", ratio=0.1),
-    "c": Step("clip", call=call()),
-    "n": Step("clip", call=call(norm=0.0)),  # it finds no gradients
-    "i": Step("clip", call=call(max_norm=math.inf)),  # it measures
-    "h": Step("clip", call=call(MINE[:1])),
-    "o": Step("clip", call=call(OTHERS)),
-    "e": Step("clip", call=call([])),
-    "t": Step("clip", call=call(norm=2e6)),
-    "w": Step("clip", call=call(in_backward=True)),
-    "5": Step("clip", call=call(max_norm=5.0)),
+    "B": GradientOperation("backward", fresh=True),  # a pass that finds no gradients
+    "b": GradientOperation("backward"),  # one that adds to gradients
+    "s": GradientOperation("scaled", ratio=0.0123, whole=1.0),
+    "m": GradientOperation("scaled", ratio=0.5, whole=7.0),  # a mean
+    "p": GradientOperation("partly", ratio=0.1),
+    "c": GradientOperation("clip", call=call()),
+    "n": GradientOperation("clip", call=call(norm=0.0)),  # it finds no gradients
+    "i": GradientOperation("clip", call=call(max_norm=math.inf)),  # it measures
+    "h": GradientOperation("clip", call=call(MINE[:1])),
+    "o": GradientOperation("clip", call=call(OTHERS)),
+    "e": GradientOperation("clip", call=call([])),
+    "t": GradientOperation("clip", call=call(norm=2e6)),
+    "w": GradientOperation("clip", call=call(in_backward=True)),
+    "5": GradientOperation("clip", call=call(max_norm=5.0)),
 }
 
 
@@ -103,7 +103,7 @@ def test_scaled_losses():
     assert found("Bc", 1.0, scale=1024.0) == []
     assert found("B", 0.25, scale=1024.0) == []
     # The threshold was multiplied too.
-    scaled = Step("clip", call=call(max_norm=1024.0, norm=9999.0))
+    scaled = GradientOperation("clip", call=call(max_norm=1024.0, norm=9999.0))
     facts = Facts(1.0, 1.0, [STEPS["B"], scaled], parameters=MINE, scale=1024.0)
     assert list(judged(facts)) == []
 
@@ -120,7 +120,7 @@ def test_closures():
 
 
 def test_calls_for_parts_of_the_parameters():
-    half = [Step("clip", call=call([one])) for one in MINE]
+    half = [GradientOperation("clip", call=call([one])) for one in MINE]
     happened = [STEPS["B"], *half]
     assert list(judged(Facts(math.sqrt(2), 1.0, happened, parameters=MINE))) == []
     assert [kind for kind, _ in judged(Facts(1.5, 1.0, happened, parameters=MINE))] == ["not_clipped"]

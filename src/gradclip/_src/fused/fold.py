@@ -26,7 +26,7 @@ from gradclip._src.fused.optimizers import (
     lay_out_gradients,
     without_momentum,
 )
-from gradclip._src.fused.step import Measured, Request, checked
+from gradclip._src.fused.step import MeasuredStep, Request, checked
 from gradclip._src.fused.step_parts import StepPart
 from gradclip._src.fused.wrapped import parameters_of
 from gradclip._src.monitor.monitor import Monitor
@@ -45,7 +45,7 @@ class FusedClipping(StepClipping):
         super().__init__(optimizer, max_norm, request, monitor)
         self._before: dict[str, torch.Tensor | None] | None = None
         self._without_momentum: list[torch.Tensor] = []
-        self._measured_last: Measured | None = None
+        self._measured_last: MeasuredStep | None = None
         self._hooks.append(optimizer.register_step_post_hook(torch.compiler.disable(self._end)))
         self._guard = Guard(optimizer, self._failed)
 

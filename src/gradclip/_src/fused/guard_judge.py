@@ -7,7 +7,7 @@ from typing import Any
 
 from gradclip._src.adaptive.holder import AdaptiveNorm
 from gradclip._src.fused.guard_calls import ClipCall
-from gradclip._src.fused.guard_window import Step
+from gradclip._src.fused.guard_window import GradientOperation
 from gradclip.typing import Scalar
 
 TINY = 1e-6
@@ -43,7 +43,7 @@ class Facts:
 
     norm: float
     max_norm: float
-    happened: Sequence[Step] = ()
+    happened: Sequence[GradientOperation] = ()
     after_step: bool = True
     parameters: Sequence[Any] = ()
     slack: float = 1e-3

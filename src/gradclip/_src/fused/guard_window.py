@@ -39,7 +39,7 @@ class Event:
 
 
 @dataclass
-class Step:
+class GradientOperation:
     """One thing that happened to the gradients, in plain numbers.
 
     Attributes:
@@ -79,9 +79,9 @@ class Window:
             window.held = [_small(one.grad) for one in window.witnesses]
             window.events.append(Event("step", window._norms()))
         # The first gradient that a pass adds to may be any.
-        window._hooks = [one.register_hook(Watching(window)) for one in window.leaves]
+        window._hooks = [one.register_hook(WitnessHook(window)) for one in window.leaves]
         for number, one in enumerate(window.witnesses):
-            window._hooks.append(one.register_post_accumulate_grad_hook(Watching(window, number)))
+            window._hooks.append(one.register_post_accumulate_grad_hook(WitnessHook(window, number)))
         return window
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ class Window:
             norms = [old if new is None else new for old, new in zip(last.norms, norms, strict=True)]
         self.events.append(Event("clip", norms, noted, of_others=others))
 
-    def steps(self, parameters: Sequence[Any]) -> list[Step]:
+    def steps(self, parameters: Sequence[Any]) -> list[GradientOperation]:
         """Return what has happened, and which of the parameters calls got; nothing if that is not known to the end.
 
         This waits for the device.
@@ -156,7 +156,7 @@ class Window:
         return [_norm(one.grad) for one in self.witnesses]
 
 
-class Watching:
+class WitnessHook:
     """A hook of a witness. It changes nothing, so others need not come before it, and files leave it out."""
 
     only_watches = True
@@ -229,9 +229,9 @@ def read(
     norms: Sequence[Sequence[float | None]],
     wholes: Sequence[float | None],
     parameters: Sequence[Any] = (),
-) -> list[Step]:
+) -> list[GradientOperation]:
     """Say what happened, from the norms of the witnesses and of all gradients."""
-    steps: list[Step] = []
+    steps: list[GradientOperation] = []
     known: list[float | None] = [None] * max((len(row) for row in norms), default=0)
     fresh = False
     mine = {id(one): one for one in parameters}
@@ -241,20 +241,20 @@ def read(
         if event.kind == "before":
             fresh = not any(row)
         elif event.kind == "after":
-            steps.append(Step("backward", fresh=fresh))
+            steps.append(GradientOperation("backward", fresh=fresh))
         elif event.call is not None:
             given = event.call.parameters
             own = None if given is None else [mine[number] for number in given if number in mine]
-            steps.append(Step("clip", call=replace(event.call, parameters=own)))
+            steps.append(GradientOperation("clip", call=replace(event.call, parameters=own)))
         partly = event.kind in ("after", "clip")
         known = [old if new is None and partly else new for old, new in zip(known, row, strict=True)]
     return steps
 
 
-def _unseen(before: Sequence[float | None], now: Sequence[float | None], whole: float) -> list[Step]:
+def _unseen(before: Sequence[float | None], now: Sequence[float | None], whole: float) -> list[GradientOperation]:
     """Return what was done to the gradients unseen: that needs two norms."""
     both = [(old, new) for old, new in zip(before, now, strict=True) if old and new and math.isfinite(old + new)]
     lower = [ratio for ratio in (new / old for old, new in both) if ratio != 1.0]
     if len(both) < 2 or not lower or max(lower) > 1.0 - 1e-3 or max(lower) > min(lower) * (1.0 + 1e-3):
         return []
-    return [Step("scaled" if len(lower) == len(both) else "partly", ratio=max(lower), whole=whole)]
+    return [GradientOperation("scaled" if len(lower) == len(both) else "partly", ratio=max(lower), whole=whole)]

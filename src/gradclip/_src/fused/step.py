@@ -57,7 +57,7 @@ _RAISED = 1.0 + 2.0**-23 + 2.0**-48
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredStep:
     """The data for one step: norm before clipping, threshold, divisor, and a tensor that is 1.0 to skip the step.
 
     A divisor of None is known to be 1: given a divisor, the kernels would write every gradient. `shown` is what an
@@ -107,7 +107,7 @@ class Request:
         grad_scale: torch.Tensor | None = None,
         found_inf: torch.Tensor | None = None,
         each: EachNorm | None = None,
-    ) -> Measured:
+    ) -> MeasuredStep:
         """Measure before a step. `grad_scale` and `found_inf` are what GradScaler gives the optimizer."""
         processes, (limit, skip_above), (gradients, backend, arrays) = self._entered(optimizer, max_norm, grad_scale)
         holders = processes.holders(backend)
@@ -138,7 +138,7 @@ class Request:
                 flags += [shown.spike] if skip_above < math.inf else []
             as_it_is = grad_scale is None and backend.concrete and by == 1.0
             gradients.separate(backend)
-            return Measured(
+            return MeasuredStep(
                 norm,
                 limit,
                 None if as_it_is else _left(backend, by, gradients),
