@@ -9,7 +9,7 @@ import pytest
 
 import gradclip
 from gradclip._src.monitor.advice import advise
-from gradclip._src.monitor.pending import Seen
+from gradclip._src.monitor.pending import FetchedStep
 from gradclip._src.monitor.records import Layers, Step
 from gradclip._src.monitor.spikes import Spikes
 
@@ -17,7 +17,9 @@ from gradclip._src.monitor.spikes import Spikes
 def seen(norms, layers=None, first=1):
     names = ("a", "b")
     rows = [None] * len(norms) if layers is None else [Layers(names, np.array(row)) for row in layers]
-    return [Seen(Step(i, norm, 1.0), row, i) for i, (norm, row) in enumerate(zip(norms, rows, strict=True), first)]
+    return [
+        FetchedStep(Step(i, norm, 1.0), row, i) for i, (norm, row) in enumerate(zip(norms, rows, strict=True), first)
+    ]
 
 
 def found(norms, layers=None, keep=5):
@@ -121,7 +123,7 @@ def test_a_past_so_large_that_its_squares_or_its_median_overflow(before):
 def test_a_past_of_other_layers_does_not_count():
     spikes = Spikes(5)
     spikes.see(seen([1.0] * 6, [[1.0, 1.0]] * 6))
-    spikes.see([Seen(Step(7, 100.0, 1.0), Layers(("a",), np.array([100.0])))])
+    spikes.see([FetchedStep(Step(7, 100.0, 1.0), Layers(("a",), np.array([100.0])))])
     (layer,) = spikes.kept()[0].layers
     assert (layer.name, layer.since, math.isnan(layer.times)) == ("a", 7, True)
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 from matplotlib.figure import Figure
 
-from gradclip._src.monitor.looks import Look
+from gradclip._src.monitor.looks import PanelStyle
 from gradclip._src.monitor.records import Columns, Step
 
 NORMS = [0.5, 2.0, math.nan, 3.0, math.inf, 0.0]
@@ -20,7 +20,7 @@ def columns(norms, max_norm=1.0):
 def drawn(panel, *given):
     figure = Figure()
     axes = figure.add_subplot()
-    panel(axes, *given, Look())
+    panel(axes, *given, PanelStyle())
     figure.draw_without_rendering()
     return axes
 

@@ -195,7 +195,7 @@ def _registered(parameter: torch.Tensor, hook: ClippingHook) -> Any:
         parameter.requires_grad_(False)
 
 
-class _Watch:
+class _ForwardPreHook:
     """Called before a module's forward pass: raises if it has parameters that are not clipped."""
 
     def __init__(self, clipping: ClippedInBackward, prefix: str, sharded: frozenset[str], *, deep: bool) -> None:
@@ -234,7 +234,7 @@ def _ignore_call() -> Any:
 
 
 def _ignored(_module: torch.nn.Module, _inputs: Any) -> None:
-    """Take the place of a `_Watch` in copies of a module."""
+    """Take the place of a `_ForwardPreHook` in copies of a module."""
 
 
 def _watches(clipping: ClippedInBackward, root: torch.nn.Module) -> Iterator[Any]:
@@ -243,7 +243,7 @@ def _watches(clipping: ClippedInBackward, root: torch.nn.Module) -> Iterator[Any
         name for path, part in root.named_modules() for name, one in _own(path, part) if any_distributed([one])
     )
     for path, module in root.named_modules():
-        watch = _Watch(clipping, path, sharded, deep=module is root)
+        watch = _ForwardPreHook(clipping, path, sharded, deep=module is root)
         yield module.register_forward_pre_hook(watch)
 
 

@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from gradclip._src.logs.replay import Replayed
-from gradclip._src.monitor.looks import Look, along_steps, legend, positive
+from gradclip._src.monitor.looks import PanelStyle, along_steps, legend, positive
 from gradclip._src.monitor.points import envelope
 from gradclip._src.monitor.records import Columns
 from gradclip._src.monitor.tables import percent
@@ -19,7 +19,7 @@ _LINES = ("-", "--", "-.", ":")
 
 def write(columns: Columns, replayed: Sequence[Replayed], path: Path) -> Path:
     """Draw the norms and all thresholds over the steps, and save them."""
-    look = Look(legend_columns=3)
+    look = PanelStyle(legend_columns=3)
     figure = Figure(figsize=(11, 5.2), dpi=110, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()

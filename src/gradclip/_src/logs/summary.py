@@ -9,7 +9,7 @@ import numpy as np
 
 from gradclip._src.logs.rows import Log, Row, counted, in_order, numbered
 from gradclip._src.monitor.advice import Advice, advise
-from gradclip._src.monitor.pending import Seen
+from gradclip._src.monitor.pending import FetchedStep
 from gradclip._src.monitor.records import Columns, Counts, Overview, Step, percentiles
 from gradclip._src.monitor.spike import Spike
 from gradclip._src.monitor.spikes import Spikes
@@ -65,7 +65,7 @@ class Summary(NamedTuple):
         ]
         found = Spikes(_SPIKES)
         for step in steps:
-            found.see((Seen(step, None),))
+            found.see((FetchedStep(step, None),))
         assumed = log.assumed and max_norm is None
         advice = _of_a_log(advise(Columns.of(steps)), _scale(steps))
         return cls(

@@ -65,7 +65,7 @@ class Advice:
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _Evidence:
     """What the steps with a finite norm above 0 show. `in_use` is the last threshold, NaN if it never clips.
 
     `let_through` says which spikes were neither skipped nor clipped to less than a spike.
@@ -81,7 +81,7 @@ class _Seen:
     moving: bool
 
     @classmethod
-    def of(cls, everything: Columns, columns: Columns) -> "_Seen":
+    def of(cls, everything: Columns, columns: Columns) -> "_Evidence":
         spikes, most = spikes_in(columns.norms)
         let_through = spikes & (columns.max_norms > most) & ~columns.skipped
         losses = Losses.of(everything)
@@ -124,7 +124,7 @@ def advise(columns: Columns) -> Advice:
     if len(counted.norms) < (1 if lost_from(columns) else LEAST):
         few = wording.too_few(LEAST, len(counted.norms))
         return Advice(None, (few, *wording.on_tiny(columns), *wording.on_policy(columns)))
-    seen = _Seen.of(columns, counted)
+    seen = _Evidence.of(columns, counted)
     state, proposal, reasons, values = _judged(seen)
     rounded = (value if value == seen.in_use else rounded_up(value) for value in values if 0 < value < math.inf)
     values = tuple(dict.fromkeys(rounded))
@@ -140,7 +140,7 @@ def advise(columns: Columns) -> Advice:
     )
 
 
-def _judged(seen: _Seen) -> tuple[State, wording.Proposal, tuple[str, ...], tuple[float, ...]]:
+def _judged(seen: _Evidence) -> tuple[State, wording.Proposal, tuple[str, ...], tuple[float, ...]]:
     """Return the state, what makes the first line of the values, the reasons, and the values before rounding."""
     level, losses, guard = seen.level, seen.losses, seen.level.guard
     said = (wording.on_losses(losses), wording.on_level(level), wording.on_spikes(int(seen.spikes.sum())))
@@ -171,7 +171,7 @@ def _judged(seen: _Seen) -> tuple[State, wording.Proposal, tuple[str, ...], tupl
     return "spikes", wording.guard(losses, held=level.far_risen), (*said, *clipped, *more), _from(guard)
 
 
-def _one_bad_step(seen: _Seen) -> tuple[int, Level] | None:
+def _one_bad_step(seen: _Evidence) -> tuple[int, Level] | None:
     """Return the step that ended the run and the level before it, if all was well until then."""
     step, columns = seen.ended_at, seen.columns
     if step is None:
@@ -189,7 +189,7 @@ def _from(guard: float) -> tuple[float, ...]:
     return guard, guard / 2, guard / 6
 
 
-def _below(seen: _Seen) -> tuple[float, ...]:
+def _below(seen: _Evidence) -> tuple[float, ...]:
     """Return thresholds far below the level that the norms had while the loss was still falling."""
     base, losses = seen.level.healthy, seen.losses
     if seen.lost is not None:  # norms may have exploded from the second step on
@@ -200,7 +200,7 @@ def _below(seen: _Seen) -> tuple[float, ...]:
     return tuple(base / by for by in ((10, 30, 3) if far else (3, 10, 1)))
 
 
-def _candidates(seen: _Seen, state: State, values: tuple[float, ...]) -> tuple[Candidate, ...]:
+def _candidates(seen: _Evidence, state: State, values: tuple[float, ...]) -> tuple[Candidate, ...]:
     norms = seen.columns.norms
     names = ("first", "second", "third")
     named = [(f"to try {name}", value) for name, value in zip(names, values, strict=False)]

@@ -11,7 +11,7 @@ _MOST = 8  # of each kind
 _NAMED = 3  # layers that are not finite
 
 
-class Event(NamedTuple):
+class NotableStep(NamedTuple):
     """A step, what happened at it, and the layers responsible; empty if its layers were not recorded."""
 
     step: Step
@@ -19,7 +19,7 @@ class Event(NamedTuple):
     layers: str
 
 
-def events(shown: Overview, most: int = _MOST) -> list[Event]:
+def events(shown: Overview, most: int = _MOST) -> list[NotableStep]:
     """Return the most notable steps of each kind: first the latest that are not finite, then those skipped, clipped.
 
     Steps that were skipped or clipped come in the order of norm / threshold, the largest first.
@@ -33,7 +33,7 @@ def events(shown: Overview, most: int = _MOST) -> list[Event]:
         for place in places[np.argsort(-weights[places], kind="stable")][:most].tolist():
             step = shown.records[place]
             layers = step.layers or measured.get(step.step)
-            found.append(Event(step, what, responsible(layers) if layers else ""))
+            found.append(NotableStep(step, what, responsible(layers) if layers else ""))
     return found
 
 

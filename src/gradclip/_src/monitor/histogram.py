@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from gradclip._src.monitor.looks import PLAIN, ROUND, Look, legend, positive, style, usual_range
+from gradclip._src.monitor.looks import PLAIN, ROUND, PanelStyle, legend, positive, style, usual_range
 from gradclip._src.monitor.records import Columns, percentiles
 
 _LONGER = 2.0  # times the usual range, in decades: what is farther away is collected in one bar
@@ -51,7 +51,7 @@ class Bars(NamedTuple):
         return "".join(f"\n{one}" for one in told)
 
 
-def histogram(axes: Axes, columns: Columns, look: Look) -> None:
+def histogram(axes: Axes, columns: Columns, look: PanelStyle) -> None:
     """Draw a histogram of the norms by outcome, with the last threshold and percentiles."""
     colours, threshold = look.palette, float(columns.max_norms[-1]) if len(columns.max_norms) else np.inf
     norms = positive(columns.norms)
@@ -77,7 +77,7 @@ def histogram(axes: Axes, columns: Columns, look: Look) -> None:
         legend(axes, look)
 
 
-def _bars(axes: Axes, norms: np.ndarray, bars: Bars, columns: Columns, look: Look) -> None:
+def _bars(axes: Axes, norms: np.ndarray, bars: Bars, columns: Columns, look: PanelStyle) -> None:
     """Draw the bars, and a mark on each part of a bar that is too low to be seen."""
     colours, edges = look.palette, bars.edges
     placed, below = bars.inside(norms), np.zeros(len(edges) - 1)

@@ -10,7 +10,7 @@ from typing import Any
 
 from gradclip._src.core.each_norm import EachNorm, Names
 from gradclip._src.monitor.callbacks import Callbacks
-from gradclip._src.monitor.pending import Note, Pending, Seen, resolved_each
+from gradclip._src.monitor.pending import FetchedStep, Note, Pending, resolved_each
 from gradclip._src.monitor.records import Counts, Handling, Step
 from gradclip._src.monitor.saved import State
 from gradclip._src.monitor.spike import Spike
@@ -158,7 +158,7 @@ class History:
             self._pending, self._waiting, self._notes = [], 0, {}
             self._kept, self._counts = deque(state.steps, self._kept.maxlen), state.counts
             self._calls = state.calls
-            self._spikes.restart([Seen(step, step.layers) for step in state.steps], state.spikes)
+            self._spikes.restart([FetchedStep(step, step.layers) for step in state.steps], state.spikes)
 
 
 def setting(name: str, value: int, least: int = 0) -> int:

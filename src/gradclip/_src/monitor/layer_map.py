@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.transforms import blended_transform_factory
 
-from gradclip._src.monitor.looks import Look, along_steps, positive, ticks, usual_range
+from gradclip._src.monitor.looks import PanelStyle, along_steps, positive, ticks, usual_range
 from gradclip._src.monitor.points import columns_of, span_of
 from gradclip._src.monitor.records import LayerTable, Overview, printable
 from gradclip._src.monitor.trend import spikes_in
@@ -41,7 +41,7 @@ class LayerMap(NamedTuple):
         return cls(table, np.isin(table.steps, shown.layers.steps), spikes[~np.isin(spikes, table.steps)])
 
 
-def layers_over_steps(axes: Axes, drawn: LayerMap, steps: np.ndarray, look: Look, most: int = 16) -> None:
+def layers_over_steps(axes: Axes, drawn: LayerMap, steps: np.ndarray, look: PanelStyle, most: int = 16) -> None:
     """Draw a heat map of the norms of the largest layers and of those with spikes, with a colour bar above it."""
     table, sampled, missed = drawn
     top = table.shown(most, sampled=sampled)
@@ -69,7 +69,7 @@ def layers_over_steps(axes: Axes, drawn: LayerMap, steps: np.ndarray, look: Look
     bar.set_label("norm", color=look.palette.ink)
 
 
-def _mark_missed(axes: Axes, missed: np.ndarray, look: Look) -> None:
+def _mark_missed(axes: Axes, missed: np.ndarray, look: PanelStyle) -> None:
     """Mark the spikes whose layers were not measured at the lower edge, and say so below it."""
     some = missed[:: -(-len(missed) // look.points)]
     below = blended_transform_factory(axes.transData, axes.transAxes)

@@ -27,7 +27,7 @@ class Palette:
 
 
 @dataclass(frozen=True)
-class Look:
+class PanelStyle:
     """How to draw a panel: its colours, and how many points, letters and bars fit."""
 
     palette: Palette = Palette()
@@ -55,7 +55,7 @@ def usual_range(norms: np.ndarray) -> tuple[float, float]:
     return max(norms.min(), low / max(3, (middle / low) ** 2)), min(norms.max(), high * max(3, (high / middle) ** 2))
 
 
-def along_steps(axes: Axes, steps: np.ndarray, look: Look) -> None:
+def along_steps(axes: Axes, steps: np.ndarray, look: PanelStyle) -> None:
     """Give the axes the steps of the run, as all panels of steps have them."""
     if len(steps):
         axes.set_xlim(steps[0] - 0.5, steps[-1] + 0.5)
@@ -65,7 +65,7 @@ def along_steps(axes: Axes, steps: np.ndarray, look: Look) -> None:
     style(axes, look)
 
 
-def style(axes: Axes, look: Look) -> None:
+def style(axes: Axes, look: PanelStyle) -> None:
     """Give the axes a grid, two spines and labels in the colours of the palette."""
     colours = look.palette
     axes.grid(color=colours.grid, lw=0.7)
@@ -92,7 +92,7 @@ def ticks(axis: Axis, low: float, high: float) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def legend(axes: Axes, look: Look) -> None:
+def legend(axes: Axes, look: PanelStyle) -> None:
     """Put the legend above the axes, so it hides nothing, and at the left of the figure, so it is not cut off."""
     shown = axes.legend(
         loc="lower left",

@@ -5,12 +5,12 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from matplotlib.transforms import blended_transform_factory
 
-from gradclip._src.monitor.looks import ROUND, Look, along_steps, legend, positive
+from gradclip._src.monitor.looks import ROUND, PanelStyle, along_steps, legend, positive
 from gradclip._src.monitor.points import bins_of, envelope, largest
 from gradclip._src.monitor.records import Columns
 
 
-def norms_over_steps(axes: Axes, columns: Columns, look: Look) -> None:
+def norms_over_steps(axes: Axes, columns: Columns, look: PanelStyle) -> None:
     """Draw the norm before clipping over steps, the threshold, and a mark for each clipped, skipped or bad step."""
     colours, above = look.palette, blended_transform_factory(axes.transData, axes.transAxes)
     norms, steps = positive(columns.norms), columns.steps
@@ -49,7 +49,7 @@ def norms_over_steps(axes: Axes, columns: Columns, look: Look) -> None:
     legend(axes, look)
 
 
-def losses_over_steps(axes: Axes, columns: Columns, look: Look) -> None:
+def losses_over_steps(axes: Axes, columns: Columns, look: PanelStyle) -> None:
     """Draw the recorded losses over steps, on a log scale if all are above 0."""
     losses, recorded = columns.losses, np.isfinite(columns.losses)
     logarithmic = bool((losses[recorded] > 0).all())
@@ -61,7 +61,7 @@ def losses_over_steps(axes: Axes, columns: Columns, look: Look) -> None:
     along_steps(axes, columns.steps, look)
 
 
-def share_clipped(axes: Axes, columns: Columns, look: Look) -> None:
+def share_clipped(axes: Axes, columns: Columns, look: PanelStyle) -> None:
     """Draw the share of steps clipped in each part of the run, and on top of it the share skipped."""
     colours, steps = look.palette, columns.steps
     parts = bins_of(len(steps), look.bars)

@@ -139,7 +139,7 @@ class Pending(NamedTuple):
         return [self.norm, self.max_norm, *self.layers, *said]
 
 
-class Seen(NamedTuple):
+class FetchedStep(NamedTuple):
     """A step that is fetched, its layer norms, also those not kept with it, and what the caller said of it."""
 
     step: Step
@@ -148,7 +148,7 @@ class Seen(NamedTuple):
     missed: bool = False
 
 
-def resolved(pending: Sequence[Pending], first: int) -> Iterator[Seen]:
+def resolved(pending: Sequence[Pending], first: int) -> Iterator[FetchedStep]:
     """Fetch the values of all pending steps together, and yield the steps, numbered from `first`.
 
     A call that raised has the number of the step that it would have been.
@@ -165,16 +165,16 @@ def resolved(pending: Sequence[Pending], first: int) -> Iterator[Seen]:
             skipped = skips if not math.isfinite(norm) else norm > skip_above * max_norm
             found = None if row is None else Layers(one.names, row)
             step = Step(first, norm, max_norm, skipped, found if one.sampled else None, loss)
-            yield Seen(step, found, context, one.missed)
+            yield FetchedStep(step, found, context, one.missed)
             first += not one.missed
 
 
-def resolved_each(pending: Sequence[Pending], first: int) -> tuple[list[Seen], Exception | None]:
+def resolved_each(pending: Sequence[Pending], first: int) -> tuple[list[FetchedStep], Exception | None]:
     """Return the steps that can be fetched, and the first error, if any. One bad value loses no other step."""
     try:
         return list(resolved(pending, first)), None
     except Exception as error:
-        seen: list[Seen] = []
+        seen: list[FetchedStep] = []
         for one in pending if len(pending) > 1 else ():
             seen += resolved_each([one], first + sum(not other.missed for other in seen))[0]
         return seen, error

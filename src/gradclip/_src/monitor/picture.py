@@ -20,7 +20,7 @@ try:
 
     from gradclip._src.monitor import layer_map, panels
     from gradclip._src.monitor.histogram import histogram
-    from gradclip._src.monitor.looks import Look, Palette
+    from gradclip._src.monitor.looks import Palette, PanelStyle
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         f"Monitor pictures need matplotlib, and {error.name} is not installed here. Run: pip install matplotlib. "
@@ -30,8 +30,8 @@ except ModuleNotFoundError as error:
     ) from error
 
 _PALETTE = Palette()
-WIDE = Look()
-NARROW = Look(points=150, letters=14, legend_columns=2, bars=30)
+WIDE = PanelStyle()
+NARROW = PanelStyle(points=150, letters=14, legend_columns=2, bars=30)
 _HEIGHTS = {"norms": 3.8, "losses": 2.6, "share": 2.2, "layers": 1.8, "histogram": 3.4}  # inches
 
 
@@ -58,7 +58,7 @@ def headline(shown: Overview) -> str:
     return f"{counts.clipped:,} of {steps} clipped ({percent(counts.share_clipped)}); {', '.join(others)}"
 
 
-def svgs(shown: Overview, look: Look, width: float) -> dict[str, str]:
+def svgs(shown: Overview, look: PanelStyle, width: float) -> dict[str, str]:
     """Return each panel by name as an SVG, `width` inches wide, with CSS variables as colours.
 
     All panels have the same margins, so a step is at the same place in each of them.
@@ -80,7 +80,7 @@ def _heights(shown: Overview, drawn: Iterable[str]) -> list[float]:
     return [_HEIGHTS[name] + (layers if name == "layers" else 0.0) for name in drawn]
 
 
-def _panels(shown: Overview, look: Look) -> dict[str, Callable[[Axes], None]]:
+def _panels(shown: Overview, look: PanelStyle) -> dict[str, Callable[[Axes], None]]:
     """Return what draws each panel, by name. There is one of losses or layers if these were recorded."""
     columns = shown.columns
     of_steps = {"norms": panels.norms_over_steps}

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from html import escape
 
 from gradclip._src.monitor.advice import Advice
-from gradclip._src.monitor.events import Event, events
+from gradclip._src.monitor.events import NotableStep, events
 from gradclip._src.monitor.notes import about_proposal
 from gradclip._src.monitor.records import Columns, Counts, Overview, percentiles, printable
 from gradclip._src.monitor.tables import number, percent, section, table, times
@@ -31,13 +31,13 @@ def spiked(shown: Overview) -> Iterable[str]:
         yield section("Spikes", f"<ul class='spikes'>{told}</ul>")
 
 
-def _row(event: Event, with_layers: bool) -> list[str]:
+def _row(event: NotableStep, with_layers: bool) -> list[str]:
     step = event.step
     cells = [f"{step.step:,}", number(step.norm), times(step.norm, step.max_norm), event.what]
     return cells + ([event.layers or "not recorded"] if with_layers else [])
 
 
-def _how_many(found: list[Event], counts: Counts, with_layers: bool) -> str:
+def _how_many(found: list[NotableStep], counts: Counts, with_layers: bool) -> str:
     """Say how many steps there were of each kind, which of them are listed, and how to see their layers."""
     kinds = ((counts.nonfinite, "not finite"), (counts.skipped, "skipped"), (counts.clipped, "clipped"))
     told = ", ".join(f"{count:,} {what}" for count, what in kinds if count)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gradclip._src.monitor.advice import SPIKE
-from gradclip._src.monitor.pending import Seen
+from gradclip._src.monitor.pending import FetchedStep
 from gradclip._src.monitor.records import Layers
 from gradclip._src.monitor.spike import LayerOfSpike, Spike
 
@@ -42,7 +42,7 @@ class Spikes:
         copied._norms, copied._sorted, copied._layers = self._norms.copy(), self._sorted[:], self._layers.copy()
         return copied
 
-    def see(self, steps: Sequence[Seen]) -> None:
+    def see(self, steps: Sequence[FetchedStep]) -> None:
         """Look at steps, in their order."""
         if not self.keep:
             return
@@ -55,7 +55,7 @@ class Spikes:
                 self._layers.append((seen.step.step, seen.layers))
             self._follow(seen.step.norm)
 
-    def restart(self, steps: Sequence[Seen], spikes: Sequence[Spike] | None) -> None:
+    def restart(self, steps: Sequence[FetchedStep], spikes: Sequence[Spike] | None) -> None:
         """Forget all, and go on after these steps, with these spikes; None for those among the steps."""
         self._kept, self._broken = [], False
         self._norms.clear()
@@ -84,7 +84,7 @@ class Spikes:
         self._norms.append(min(norm, 1e300))
         insort(self._sorted, self._norms[-1])
 
-    def _spike(self, seen: Seen, level: float) -> Spike | None:
+    def _spike(self, seen: FetchedStep, level: float) -> Spike | None:
         step = seen.step
         broken = not step.finite or (seen.layers is not None and not np.isfinite(seen.layers.norms).all())
         if not (broken or step.skipped or step.norm > SPIKE * level):
