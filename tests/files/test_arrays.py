@@ -3,7 +3,7 @@ import pytest
 
 from gradclip._src.files.arrays import FileArray, PlainBytes
 from gradclip._src.files.dtypes import Dtype
-from gradclip._src.files.layout import Layout
+from gradclip._src.files.layout import MemoryLayout
 from gradclip._src.files.source import PIECE, Source
 from gradclip._src.files.stored import FileError
 from stored_files import whole
@@ -19,7 +19,7 @@ def stored(tmp_path):
         path.write_bytes(data.tobytes())
         sources.append(Source(path))
         kind = Dtype.named(name) if name else Dtype.of(data.dtype)
-        layout = layout or Layout.c_order(data.shape)
+        layout = layout or MemoryLayout.c_order(data.shape)
         return FileArray("w", kind, layout, PlainBytes(sources[-1], 0, data.nbytes))
 
     yield write
@@ -61,13 +61,13 @@ def test_big_endian_pieces_are_native(stored):
 
 def test_a_transposed_array_is_read_as_it_lies_or_in_c_order(stored):
     data = np.arange(6, dtype=np.float64)
-    array = stored(data, layout=Layout((3, 2), (1, 3)))
+    array = stored(data, layout=MemoryLayout((3, 2), (1, 3)))
     assert whole(array).tolist() == [0, 1, 2, 3, 4, 5]
     assert whole(array, array.in_c_order).tolist() == [0, 3, 1, 4, 2, 5]
 
 
 def test_elements_that_lie_apart_are_not_read_with_their_neighbors(stored):
-    array = stored(np.arange(6, dtype=np.float64), layout=Layout((3,), (2,)))
+    array = stored(np.arange(6, dtype=np.float64), layout=MemoryLayout((3,), (2,)))
     assert whole(array).tolist() == [0, 2, 4]
 
 

@@ -4,20 +4,20 @@ import numpy as np
 import pytest
 
 from gradclip._src.files import layout
-from gradclip._src.files.layout import Layout
+from gradclip._src.files.layout import MemoryLayout
 
-C_ORDER, FORTRAN_ORDER = Layout.c_order((2, 3, 4)), Layout.fortran_order((2, 3, 4))
+C_ORDER, FORTRAN_ORDER = MemoryLayout.c_order((2, 3, 4)), MemoryLayout.fortran_order((2, 3, 4))
 MEMORY = np.arange(1000, dtype=np.int32)
 LAYOUTS = [
-    Layout((), ()),
-    Layout((0, 3), (3, 1)),
-    Layout((1, 7, 1), (99, 1, 5)),
-    Layout((5, 7), (1, 5)),
-    Layout((5, 7), (14, 2)),
-    Layout((4, 6), (0, 1)),
-    Layout((3, 4), (1, 1)),
+    MemoryLayout((), ()),
+    MemoryLayout((0, 3), (3, 1)),
+    MemoryLayout((1, 7, 1), (99, 1, 5)),
+    MemoryLayout((5, 7), (1, 5)),
+    MemoryLayout((5, 7), (14, 2)),
+    MemoryLayout((4, 6), (0, 1)),
+    MemoryLayout((3, 4), (1, 1)),
     *(
-        Layout(tuple(np.array((2, 3, 4))[list(p)]), tuple(np.array((12, 4, 1))[list(p)]))
+        MemoryLayout(tuple(np.array((2, 3, 4))[list(p)]), tuple(np.array((12, 4, 1))[list(p)]))
         for p in itertools.permutations(range(3))
     ),
 ]
@@ -61,7 +61,7 @@ def test_neighbors_are_read_together():
         calls.append(len(memory))
         memory[:] = bytes(len(memory))
 
-    every_second = Layout((1_000_000,), (2,))
+    every_second = MemoryLayout((1_000_000,), (2,))
     (block,) = every_second.gathered(MEMORY.dtype, counted)
     assert block.size == 1_000_000
     assert len(calls) < 40
@@ -76,11 +76,11 @@ def test_in_memory_order_has_the_same_elements(one):
 
 
 def test_bytes_read_are_what_reading_takes():
-    assert Layout.c_order((3, 4)).bytes_read(8) == 96
-    assert Layout((1000,), (3,)).bytes_read(4) == (1 + 999 * 3) * 4 + 16384
-    assert Layout((10, 100), (5000, 1)).bytes_read(4) == 10 * (400 + 16384)
-    assert Layout((10**6, 100), (0, 1)).bytes_read(4) == 4 * 10**8
-    assert Layout((0, 5), (7, 2)).bytes_read(4) == 0
+    assert MemoryLayout.c_order((3, 4)).bytes_read(8) == 96
+    assert MemoryLayout((1000,), (3,)).bytes_read(4) == (1 + 999 * 3) * 4 + 16384
+    assert MemoryLayout((10, 100), (5000, 1)).bytes_read(4) == 10 * (400 + 16384)
+    assert MemoryLayout((10**6, 100), (0, 1)).bytes_read(4) == 4 * 10**8
+    assert MemoryLayout((0, 5), (7, 2)).bytes_read(4) == 0
 
 
 def test_orders_are_those_of_numpy():

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from gradclip._src.backends.host.backend import HOST
 from gradclip._src.checks import exactly, verdict
-from gradclip._src.checks.measured import Measured, counts, left_out, measured
+from gradclip._src.checks.measured import Reading, counts, left_out, measured
 from gradclip._src.checks.template import Template, differences
 from gradclip._src.checks.verdict import Measurement, UpdateCheck
 from gradclip._src.core import accumulators
@@ -92,7 +92,7 @@ def measure(arrays: Sequence[Stored], order: Order) -> Measurement:
 
 
 def _compared(
-    arrays: Sequence[Stored], order: Order, looked: Measured, bound: tuple[float, Fraction | None], *, measurable: bool
+    arrays: Sequence[Stored], order: Order, looked: Reading, bound: tuple[float, Fraction | None], *, measurable: bool
 ) -> tuple[float, float, list[str]]:
     """Return the norm, its excess, and what went wrong at the second look."""
     threshold, limit = bound

@@ -24,7 +24,7 @@ _AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
-class Measured:
+class Reading:
     """What one look at the arrays that count has found.
 
     Attributes:
@@ -59,7 +59,7 @@ def left_out(dtype: str) -> bool:
     return is_integer_name(dtype) or is_empty_name(dtype)
 
 
-def measured(arrays: Sequence[Stored], order: Order) -> Measured:
+def measured(arrays: Sequence[Stored], order: Order) -> Reading:
     """Measure arrays whose dtype `counts`, reading each once."""
     totals, gauge = _Totals(order, len(arrays)), Gauge(order, {x.dtype for x in arrays})
     nonfinite, unreadable, any_nan, elements = [], [], False, 0
@@ -89,7 +89,7 @@ def measured(arrays: Sequence[Stored], order: Order) -> Measured:
     value = float(whole.product())
     if nonfinite or unreadable:
         value = math.nan if any_nan or unreadable else math.inf
-    return Measured(whole, shares, value, elements, nonfinite, unreadable)
+    return Reading(whole, shares, value, elements, nonfinite, unreadable)
 
 
 class Gauge:

@@ -26,7 +26,7 @@ _MOST_REPEATED = 1 << 28  # elements of an array that holds some of them again a
 _OF_NUMBERS = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}
 
 
-class Taken(NamedTuple):
+class UpdateArrays(NamedTuple):
     """The arrays of a tree, and for each of its other leaves a fault in words."""
 
     arrays: list[Stored]
@@ -53,7 +53,7 @@ class InMemory:
 
 
 @dataclass(frozen=True)
-class Member:
+class NpzArray:
     """An array of an open `.npz` file. Never unpickled, whatever the file was opened with."""
 
     name: str
@@ -82,7 +82,7 @@ class Member:
                 raise ValueError("it holds more than its header says.")
 
     @classmethod
-    def of(cls, name: str, opened: Any, path: str) -> Member:
+    def of(cls, name: str, opened: Any, path: str) -> NpzArray:
         """Return a member of an archive, by its header. Raises ValueError if that promises more than there is."""
         with opened.zip.open(path) as file:
             shape, dtype = _header(file)
@@ -98,9 +98,9 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
     return shape, dtype
 
 
-def taken(tree: object) -> Taken:
+def taken(tree: object) -> UpdateArrays:
     """Return what a tree holds."""
-    found = Taken([], [])
+    found = UpdateArrays([], [])
     _take(tree, "", found)
     return found
 
@@ -141,7 +141,7 @@ def _hidden(framework: Framework, leaves: Sequence[Any]) -> bool:
         return False
 
 
-def _take(tree: object, prefix: str, found: Taken) -> None:
+def _take(tree: object, prefix: str, found: UpdateArrays) -> None:
     if is_archive(tree):
         _take_archive(tree, prefix, found)
         return
@@ -169,7 +169,7 @@ def _holds_too_many(tree: object) -> bool:
     return count > _MOST_VALUES
 
 
-def _take_leaf(leaf: Any, elements: Any, name: str, found: Taken) -> None:
+def _take_leaf(leaf: Any, elements: Any, name: str, found: UpdateArrays) -> None:
     try:
         if isinstance(leaf, Mapping) and not known(leaf):
             _take(leaf if is_archive(leaf) else {key: leaf[key] for key in leaf}, name, found)
@@ -197,11 +197,11 @@ def _repeats(leaf: Any, shape: tuple[int, ...]) -> bool:
     return any(not d and n > 1 for d, n in zip(strides, shape, strict=False))
 
 
-def _take_archive(opened: Any, prefix: str, found: Taken) -> None:
+def _take_archive(opened: Any, prefix: str, found: UpdateArrays) -> None:
     for path in opened.zip.namelist() if opened.zip is not None else opened.files:
         name = f"{prefix}[{path.removesuffix('.npy')!r}]"
         try:
-            found.arrays.append(Member.of(name, opened, path))
+            found.arrays.append(NpzArray.of(name, opened, path))
         except Exception as error:  # closed, damaged, or no array
             found.faults.append(f"{shown(name)} cannot be read: {in_one_line(error)}")
 

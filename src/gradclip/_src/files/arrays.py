@@ -8,7 +8,7 @@ import numpy as np
 
 from gradclip._src.backends.host.arrays import HostArray
 from gradclip._src.files.dtypes import Dtype
-from gradclip._src.files.layout import Layout
+from gradclip._src.files.layout import MemoryLayout
 from gradclip._src.files.source import PIECE, Source
 from gradclip._src.files.stored import FileError, shown
 from gradclip._src.files.sums import READ_BY_KERNELS, Asked, Stretch, Sums
@@ -65,7 +65,7 @@ class FileArray:
 
     name: str
     kind: Dtype
-    layout: Layout
+    layout: MemoryLayout
     stored: Bytes
 
     @property
@@ -109,7 +109,7 @@ class FileArray:
             return
         yield from self._gathered(self.layout)
 
-    def _gathered(self, layout: Layout) -> Iterator[HostArray]:
+    def _gathered(self, layout: MemoryLayout) -> Iterator[HostArray]:
         name, numbers = self._numbers()
         for block in layout.gathered(self.kind.raw, self.stored.read):
             yield HostArray(numbers(block), name)

@@ -11,7 +11,7 @@ from typing import cast
 
 from gradclip._src.files.arrays import FileArray, PlainBytes
 from gradclip._src.files.dtypes import Dtype
-from gradclip._src.files.layout import Layout
+from gradclip._src.files.layout import MemoryLayout
 from gradclip._src.files.pickles import MOST_BYTES, Pickle
 from gradclip._src.files.source import Source
 from gradclip._src.files.stored import shown
@@ -60,7 +60,7 @@ class _Tensor:
     storage: _Storage
     kind: Dtype
     first: int
-    layout: Layout
+    layout: MemoryLayout
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -215,7 +215,7 @@ def _rebuilt(
         raise ValueError(f"its pickle has a tensor of the impossible shape {shown(shape)}.")
     if isinstance(metadata, dict) and (metadata.get("conj") or metadata.get("neg")):
         raise ValueError("it holds a tensor that is conjugated or negated later. Save tensor.resolve_conj().")
-    return _Tensor(storage, kind, cast(int, first), Layout(tuple(shape), tuple(strides)))
+    return _Tensor(storage, kind, cast(int, first), MemoryLayout(tuple(shape), tuple(strides)))
 
 
 def _first(tensor: object, *_: object) -> object:

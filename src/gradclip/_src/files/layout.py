@@ -12,19 +12,19 @@ _APART = 1 << 14  # bytes that take about as long as one more read
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class MemoryLayout:
     """A shape, and how many elements apart neighbors along each axis lie. Distances may be 0, but not negative."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
     @classmethod
-    def c_order(cls, shape: tuple[int, ...]) -> "Layout":
+    def c_order(cls, shape: tuple[int, ...]) -> "MemoryLayout":
         """Return the layout in which the last axis changes first."""
         return cls(shape, tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape))))
 
     @classmethod
-    def fortran_order(cls, shape: tuple[int, ...]) -> "Layout":
+    def fortran_order(cls, shape: tuple[int, ...]) -> "MemoryLayout":
         """Return the layout in which the first axis changes first."""
         return cls(shape, tuple(math.prod(shape[:axis]) for axis in range(len(shape))))
 
@@ -51,10 +51,10 @@ class Layout:
         return not self.size or own == [math.prod(lengths[axis + 1 :]) for axis in range(len(lengths))]
 
     @property
-    def in_memory_order(self) -> "Layout":
+    def in_memory_order(self) -> "MemoryLayout":
         """The same elements, with the axes ordered so that C order is the order of memory."""
         axes = sorted(zip(self.strides, self.shape, strict=True), reverse=True)
-        return Layout(tuple(n for _, n in axes), tuple(d for d, _ in axes))
+        return MemoryLayout(tuple(n for _, n in axes), tuple(d for d, _ in axes))
 
     def bytes_read(self, item: int) -> int:
         """Return about how many bytes it takes to read all elements of `item` bytes, with what separate reads take."""
@@ -83,7 +83,7 @@ class Layout:
             distance *= length
         return True
 
-    def _blocks(self, most: int) -> "Iterator[tuple[int, Layout]]":
+    def _blocks(self, most: int) -> "Iterator[tuple[int, MemoryLayout]]":
         """Yield parts of the array in C order with at most so many elements, and where each starts."""
         if self.size <= most:
             if self.size:
@@ -95,12 +95,12 @@ class Layout:
             before = sum(i * d for i, d in zip(index, self.strides, strict=False))
             for first in range(0, self.shape[axis], rows):
                 shape = (min(rows, self.shape[axis] - first), *self.shape[axis + 1 :])
-                yield before + first * self.strides[axis], Layout(shape, self.strides[axis:])
+                yield before + first * self.strides[axis], MemoryLayout(shape, self.strides[axis:])
 
 
 def _fill(result: np.ndarray, strides: tuple[int, ...], start: int, read: Callable[[int, memoryview], None]) -> None:
     """Fill an array with elements that lie `strides` apart, from `start` on."""
-    layout, item = Layout(result.shape, strides), result.itemsize
+    layout, item = MemoryLayout(result.shape, strides), result.itemsize
     if layout.span * item <= _IN_ONE_READ:
         memory = np.empty(layout.span, result.dtype)
         read(start * item, memory.view(np.uint8).data)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradclip._src.files.dtypes import Dtype
-from gradclip._src.files.layout import Layout
+from gradclip._src.files.layout import MemoryLayout
 from gradclip._src.files.stored import shown
 
 MAGIC = b"\x93NUMPY"
@@ -27,7 +27,7 @@ class Header:
     """What a header says: dtype, layout, and at which byte the array starts."""
 
     kind: Dtype
-    layout: Layout
+    layout: MemoryLayout
     start: int
 
     @property
@@ -57,7 +57,7 @@ def header_of(start: bytes) -> Header:
     dtype, shape = _dtype(fields["descr"]), _shape(fields["shape"])
     if not isinstance(fields["fortran_order"], bool):
         raise ValueError(f"its .npy header has fortran_order {shown(repr(fields['fortran_order']))}, not a boolean.")
-    order = Layout.fortran_order if fields["fortran_order"] else Layout.c_order
+    order = MemoryLayout.fortran_order if fields["fortran_order"] else MemoryLayout.c_order
     return Header(Dtype.of(dtype), order(shape), first + length)
 
 

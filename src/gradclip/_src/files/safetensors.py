@@ -11,7 +11,7 @@ from pathlib import PurePosixPath, PureWindowsPath
 from gradclip._src.files import strict_json
 from gradclip._src.files.arrays import FileArray, PlainBytes
 from gradclip._src.files.dtypes import Dtype
-from gradclip._src.files.layout import Layout
+from gradclip._src.files.layout import MemoryLayout
 from gradclip._src.files.source import Source
 from gradclip._src.files.stored import shown
 from gradclip._src.words import listed
@@ -111,7 +111,7 @@ def _array(source: Source, start: int, name: str, entry: object) -> FileArray:
             f"'{shown(name)}' of dtype {dtype} and shape {shown(repr(shape))} takes {elements * kind.raw.itemsize} "
             f"bytes, but its data_offsets give it {end - first}."
         )
-    return FileArray(name, kind, Layout.c_order(tuple(shape)), PlainBytes(source, start + first, end - first))
+    return FileArray(name, kind, MemoryLayout.c_order(tuple(shape)), PlainBytes(source, start + first, end - first))
 
 
 def _check_places(arrays: list[FileArray], size: int, start: int) -> None:
