@@ -123,6 +123,6 @@ def test_without_matplotlib_it_says_what_to_install(log, tmp_path, monkeypatch):
 
 
 def test_the_default_rules_are_rules():
-    from gradclip._src.logs.rules import Rule
+    from gradclip._src.logs.rules import ThresholdRule
 
-    assert [Rule.parse(text).name for text in logs._DEFAULT_RULES] == ["1.0", "adaptive", "quantile", "skip"]
+    assert [ThresholdRule.parse(text).name for text in logs._DEFAULT_RULES] == ["1.0", "adaptive", "quantile", "skip"]

@@ -4,7 +4,7 @@ import pytest
 
 from gradclip._src.logs.picture import write
 from gradclip._src.logs.replay import replay
-from gradclip._src.logs.rules import Rule
+from gradclip._src.logs.rules import ThresholdRule
 from gradclip._src.monitor.records import Columns, Step
 
 
@@ -12,6 +12,8 @@ from gradclip._src.monitor.records import Columns, Step
 def test_a_picture_is_drawn(tmp_path, norms):
     columns = Columns.of(Step(place, norm, math.inf) for place, norm in enumerate(norms, 1))
     path = write(
-        columns, replay(columns, [Rule.parse(one) for one in ("1", "inf", "0", "adaptive")]), tmp_path / "a.png"
+        columns,
+        replay(columns, [ThresholdRule.parse(one) for one in ("1", "inf", "0", "adaptive")]),
+        tmp_path / "a.png",
     )
     assert path.read_bytes().startswith(b"\x89PNG")

@@ -7,7 +7,7 @@ import pytest
 
 import gradclip
 from gradclip._src.logs.replay import replay
-from gradclip._src.logs.rules import Rule
+from gradclip._src.logs.rules import ThresholdRule
 from gradclip._src.monitor.records import Columns, Step
 
 NORMS = [1.0, 2.0, 1.5, math.nan, 40.0, 0.0, 1.0, math.inf, 1.2, 90.0, 1.1]
@@ -30,7 +30,7 @@ def test_it_does_what_calls_do(text, make):
     max_norm, monitor = make(), gradclip.Monitor()
     for norm in NORMS:
         gradclip.clip_grad_norm_({"w": np.array([norm])}, max_norm, monitor=monitor)
-    (found,) = replay(columns(NORMS), [Rule.parse(text)])
+    (found,) = replay(columns(NORMS), [ThresholdRule.parse(text)])
     assert [(step.max_norm, step.clipped, step.skipped) for step in monitor.records] == list(
         zip(found.max_norms.tolist(), found.clipped.tolist(), found.skipped.tolist(), strict=True)
     )
@@ -38,7 +38,7 @@ def test_it_does_what_calls_do(text, make):
 
 def test_what_is_told_of_a_rule():
     norms = [1.0] * 30 + [50.0] + [1.0] * 8 + [3.0]
-    fixed, skips = replay(columns(norms), [Rule.parse("2"), Rule.parse("skip")])
+    fixed, skips = replay(columns(norms), [ThresholdRule.parse("2"), ThresholdRule.parse("skip")])
     assert fixed.plain() == {
         "rule": "2",
         "share_clipped": 0.05,
@@ -54,11 +54,11 @@ def test_what_is_told_of_a_rule():
 
 
 def test_a_threshold_that_clips_nothing():
-    (found,) = replay(columns([1.0, math.inf]), [Rule.parse("inf")])
+    (found,) = replay(columns([1.0, math.inf]), [ThresholdRule.parse("inf")])
     assert (found.plain()["share_clipped"], found.plain()["largest_after"]) == (0.0, 1.0)
 
 
 def test_no_norm_is_left_of_one_that_is_not_finite():
-    (told,) = replay(columns([math.inf, math.nan]), [Rule.parse("1.0")])
+    (told,) = replay(columns([math.inf, math.nan]), [ThresholdRule.parse("1.0")])
     assert np.isnan(told.after).all()
     assert math.isnan(told.plain()["largest_after"])

@@ -3,34 +3,37 @@ import math
 import pytest
 
 from gradclip import QuantileThreshold, SpreadThreshold, SteadyThreshold
-from gradclip._src.logs.rules import Rule
+from gradclip._src.logs.rules import ThresholdRule
 
 
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        ("1.0", Rule("1.0", 1.0, None)),
-        ("inf", Rule("inf", math.inf, None)),
-        ("0", Rule("0", 0.0, None)),
-        ("adaptive", Rule("adaptive", None, SpreadThreshold())),
+        ("1.0", ThresholdRule("1.0", 1.0, None)),
+        ("inf", ThresholdRule("inf", math.inf, None)),
+        ("0", ThresholdRule("0", 0.0, None)),
+        ("adaptive", ThresholdRule("adaptive", None, SpreadThreshold())),
         (
             "spread:window=64,quantile=0.2",
-            Rule("spread:window=64,quantile=0.2", None, SpreadThreshold(window=64, quantile=0.2)),
+            ThresholdRule("spread:window=64,quantile=0.2", None, SpreadThreshold(window=64, quantile=0.2)),
         ),
-        ("steady:factor=0.1", Rule("steady:factor=0.1", None, SteadyThreshold(factor=0.1))),
-        ("quantile", Rule("quantile", None, QuantileThreshold())),
+        ("steady:factor=0.1", ThresholdRule("steady:factor=0.1", None, SteadyThreshold(factor=0.1))),
+        ("quantile", ThresholdRule("quantile", None, QuantileThreshold())),
         (
             "quantile:factor=3,skip_above=2",
-            Rule("quantile:factor=3,skip_above=2", None, QuantileThreshold(factor=3), 2.0),
+            ThresholdRule("quantile:factor=3,skip_above=2", None, QuantileThreshold(factor=3), 2.0),
         ),
-        ("skip", Rule("skip", None, QuantileThreshold(), 4.0)),
-        ("skip:skip_above=9,window=32", Rule("skip:skip_above=9,window=32", None, QuantileThreshold(window=32), 9.0)),
-        ("autoclip", Rule("autoclip", None, QuantileThreshold(factor=1.0, quantile=0.9, window=1000))),
-        ("autoclip:quantile=0.5", Rule("autoclip:quantile=0.5", None, QuantileThreshold(1.0, 0.5, 1000))),
+        ("skip", ThresholdRule("skip", None, QuantileThreshold(), 4.0)),
+        (
+            "skip:skip_above=9,window=32",
+            ThresholdRule("skip:skip_above=9,window=32", None, QuantileThreshold(window=32), 9.0),
+        ),
+        ("autoclip", ThresholdRule("autoclip", None, QuantileThreshold(factor=1.0, quantile=0.9, window=1000))),
+        ("autoclip:quantile=0.5", ThresholdRule("autoclip:quantile=0.5", None, QuantileThreshold(1.0, 0.5, 1000))),
     ],
 )
 def test_rules_as_users_write_them(text, rule):
-    assert Rule.parse(text) == rule
+    assert ThresholdRule.parse(text) == rule
 
 
 @pytest.mark.parametrize(
@@ -57,5 +60,5 @@ def test_rules_as_users_write_them(text, rule):
 )
 def test_rules_that_are_refused(text, message):
     with pytest.raises((TypeError, ValueError)) as raised:
-        Rule.parse(text)
+        ThresholdRule.parse(text)
     assert message in str(raised.value)

@@ -33,7 +33,7 @@ _MOST = 256  # examples that are added up at a time
 _TENSOR = "a tensor of the batch"
 
 
-class _Call(NamedTuple):
+class _ForwardCall(NamedTuple):
     """A call of the model in training: its arguments and its result."""
 
     args: Sequence[Any]
@@ -44,7 +44,7 @@ class _Call(NamedTuple):
 class GhostModule(GradSampleModuleNoOp):
     """The wrapper of a model. In training, calls build no graph: they are computed again, example by example."""
 
-    last: _Call | None = None
+    last: _ForwardCall | None = None
 
     def builds_losses(self) -> bool:
         """Return whether losses of the model are to be differentiated now, as in training."""
@@ -56,7 +56,7 @@ class GhostModule(GradSampleModuleNoOp):
             return self._module(*args, **kwargs)
         with torch.no_grad():
             output = self._module(*args, **kwargs)
-        self.last = _Call(args, kwargs, output)
+        self.last = _ForwardCall(args, kwargs, output)
         return output
 
 
@@ -185,7 +185,7 @@ class GhostLoss:
     def __init__(
         self,
         criterion: GhostCriterion,
-        call: _Call,
+        call: _ForwardCall,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         scale: float,

@@ -86,15 +86,15 @@ def replay(
     The norms stay as they were: a run with another threshold would have had others.
     """
     from gradclip._src.logs.replay import replay as replay_rules
-    from gradclip._src.logs.rules import Rule
+    from gradclip._src.logs.rules import ThresholdRule
 
     try:
-        rules = [Rule.parse(text) for text in rule or _DEFAULT_RULES]
+        rules = [ThresholdRule.parse(text) for text in rule or _DEFAULT_RULES]
     except (TypeError, ValueError) as error:
         fail(str(error), 2)
     summary = _summary(log, max_norm, key)
     if math.isfinite(summary.max_norm) and not rule:
-        rules = [Rule.parse(f"{summary.max_norm:g}"), *(one for one in rules if one.fixed != summary.max_norm)]
+        rules = [ThresholdRule.parse(f"{summary.max_norm:g}"), *(one for one in rules if one.fixed != summary.max_norm)]
     found = replay_rules(summary.columns, rules)
     if out is not None:
         _draw(lambda path: _picture_of_rules(summary, found, path), out)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradclip._src.logs.rules import Rule
+from gradclip._src.logs.rules import ThresholdRule
 from gradclip._src.monitor.records import Columns
 from gradclip._src.monitor.trend import SPIKE, medians_before
 
@@ -47,7 +47,7 @@ class Replayed(NamedTuple):
         }
 
 
-def replay(columns: Columns, rules: Sequence[Rule]) -> list[Replayed]:
+def replay(columns: Columns, rules: Sequence[ThresholdRule]) -> list[Replayed]:
     """Apply each rule to the norms, one after the other, as if the norms did not depend on the rule."""
     norms = columns.norms
     positive = columns.of_finite_positive()
@@ -56,7 +56,7 @@ def replay(columns: Columns, rules: Sequence[Rule]) -> list[Replayed]:
     return [_replayed(rule, norms, spikes) for rule in rules]
 
 
-def _replayed(rule: Rule, norms: np.ndarray, spikes: np.ndarray) -> Replayed:
+def _replayed(rule: ThresholdRule, norms: np.ndarray, spikes: np.ndarray) -> Replayed:
     max_norms = np.full(len(norms), rule.fixed) if rule.follows is None else _followed(rule, norms)
     finite = np.isfinite(norms)
     skipped = (
@@ -65,7 +65,7 @@ def _replayed(rule: Rule, norms: np.ndarray, spikes: np.ndarray) -> Replayed:
     return Replayed(rule.name, max_norms, finite & (norms > max_norms) & ~skipped, skipped, spikes, norms)
 
 
-def _followed(rule: Rule, norms: np.ndarray) -> np.ndarray:
+def _followed(rule: ThresholdRule, norms: np.ndarray) -> np.ndarray:
     follows = rule.follows
     assert follows is not None
     history = follows.init(np.zeros((), np.float64))

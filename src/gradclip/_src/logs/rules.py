@@ -17,7 +17,7 @@ _NAMES = "a number, adaptive, spread, steady, quantile, skip or autoclip"
 _BELOW = {"adaptive": SpreadThreshold, "spread": SpreadThreshold, "steady": SteadyThreshold}
 
 
-class Rule(NamedTuple):
+class ThresholdRule(NamedTuple):
     """A rule: as the user wrote it, a fixed threshold or the rule that follows the norms, and what it skips above."""
 
     name: str
@@ -26,7 +26,7 @@ class Rule(NamedTuple):
     skip_above: float = math.inf
 
     @classmethod
-    def parse(cls, text: str) -> "Rule":
+    def parse(cls, text: str) -> "ThresholdRule":
         """Return the rule that a text names. Raises ValueError for others."""
         text = text.strip()
         try:
@@ -38,7 +38,7 @@ class Rule(NamedTuple):
         return cls(text, fixed, None)
 
     @classmethod
-    def _following(cls, text: str) -> "Rule":
+    def _following(cls, text: str) -> "ThresholdRule":
         kind, _, rest = text.partition(":")
         given = _settings(text, rest)
         skip = given.pop(_SKIP, math.inf)

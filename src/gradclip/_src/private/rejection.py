@@ -41,7 +41,7 @@ _LARGEST_V = 40
 _AT_ONCE = 1 << 14  # attempts: their arrays stay in the processor's cache
 
 
-class Target(NamedTuple):
+class DiscreteGaussian(NamedTuple):
     """The noise that is wanted, and how attempts are made: `scale` is s, 2**`bits` is t and `shift` is A."""
 
     scale: float
@@ -49,7 +49,7 @@ class Target(NamedTuple):
     shift: float
 
 
-def target_of(scale: float) -> Target:
+def target_of(scale: float) -> DiscreteGaussian:
     """Return how to draw noise of standard deviation `scale`, from 1 to 2**60. Raises ValueError for others.
 
     >>> target_of(1024.0).bits
@@ -58,7 +58,7 @@ def target_of(scale: float) -> Target:
     if not 1 <= scale <= 2.0**60:
         raise ValueError(f"the standard deviation of noise on integers must be from 1 to 2**60, got {scale!r}.")
     bits = math.frexp(scale * 0.6931472)[1]  # above log 2
-    return Target(scale, bits, _HALF_SQUARE * math.ldexp(scale, -bits) ** 2 * (1 + 2**-40))
+    return DiscreteGaussian(scale, bits, _HALF_SQUARE * math.ldexp(scale, -bits) ** 2 * (1 + 2**-40))
 
 
 def with_noise(values: np.ndarray, scale: float, draws: Draws) -> np.ndarray:
@@ -83,7 +83,7 @@ def _nearest_sums(values: np.ndarray, noise: np.ndarray) -> np.ndarray:
     return np.where((sums < values) != (noise < 0), ends, sums)
 
 
-def _accepted(draws: Draws, target: Target, attempts: int) -> list[np.ndarray]:
+def _accepted(draws: Draws, target: DiscreteGaussian, attempts: int) -> list[np.ndarray]:
     """Return the accepted ones of some attempts, in order: arrays of int64, or of Python integers."""
     first, second, third = draws.words(3 * attempts).reshape(3, attempts)
     lowest = (second & (~second + np.uint64(1))).astype(np.float64)
@@ -107,7 +107,7 @@ def _accepted(draws: Draws, target: Target, attempts: int) -> list[np.ndarray]:
     return [*pieces, z[start:][yes[start:]]]
 
 
-def _decided(target: Target, u: np.ndarray, v: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _decided(target: DiscreteGaussian, u: np.ndarray, v: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return which attempts are accepted, and which rejected, whatever the error of floating point."""
     away = (u + np.ldexp(v.astype(np.float64), target.bits)) / target.scale
     with np.errstate(all="ignore"):
@@ -116,7 +116,7 @@ def _decided(target: Target, u: np.ndarray, v: np.ndarray, k: np.ndarray) -> tup
         return low + 2.0**-53 <= p * (1 - _MARGIN), low >= p * (1 + _MARGIN) + _TINY
 
 
-def _one(draws: Draws, target: Target, first: int, second: int, third: int) -> int | None:
+def _one(draws: Draws, target: DiscreteGaussian, first: int, second: int, third: int) -> int | None:
     """Return what one attempt gives in exact arithmetic: an integer, or None if it is rejected."""
     v = 0
     while not second:
