@@ -5,12 +5,12 @@ from torch.autograd.graph import get_gradient_edge
 
 from gradclip._src.per_example.ghost.records import Made
 from gradclip._src.per_example.ghost.torch_layout import layout_of
-from gradclip._src.per_example.ghost.torch_run import Leaf, Run, Tap, as_multiplied, unviewed
+from gradclip._src.per_example.ghost.torch_run import ForwardPass, Leaf, Tap, as_multiplied, unviewed
 from gradclip._src.per_example.ghost.torch_vmap import current_level
 
 
 def test_copies_are_made_once_and_kept_as_one_term():
-    run, found = Run(3), []
+    run, found = ForwardPass(3), []
     leaf = Leaf(torch.ones(2), 3, tapped=True)
     tap = Tap(run, leaf, layout_of((2,)), leaf.weight)
 
@@ -41,7 +41,7 @@ def test_the_first_reason_stays():
 
 
 def test_a_run_that_does_not_record_keeps_nothing():
-    run = Run(3)
+    run = ForwardPass(3)
     leaf = Leaf(torch.ones(4, 2), 3, tapped=True)
     bias = Leaf(torch.ones(4), 3, tapped=True)
     run.recording = False

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from gradclip._src.per_example.ghost.torch_parameter import UNKNOWN, Arguments, Keywords, Operation, with_copies
-from gradclip._src.per_example.ghost.torch_run import Run
+from gradclip._src.per_example.ghost.torch_run import ForwardPass
 from gradclip._src.per_example.ghost.torch_vmap import current_level, hooks_are_set
 
 
@@ -40,7 +40,7 @@ def _never(*tensors: object) -> bool:
 class AttentionAtOnce(TorchFunctionMode):
     """Within it, `scaled_dot_product_attention` of one example is computed for the whole batch."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: ForwardPass) -> None:
         super().__init__()
         self.run = run
 

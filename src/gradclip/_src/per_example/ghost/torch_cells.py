@@ -15,15 +15,15 @@ State = tuple[torch.Tensor, ...]
 Gates = Callable[[torch.Tensor, torch.Tensor, State], State]
 
 
-class Kind(NamedTuple):
+class RecurrentCell(NamedTuple):
     """A recurrent cell: the new state, the output first, from its two products and the state before."""
 
     gates: Gates
     states: int
 
 
-def _simple(activation: Callable[[torch.Tensor], torch.Tensor]) -> Kind:
-    return Kind(lambda x, h, state: (activation(x + h),), 1)
+def _simple(activation: Callable[[torch.Tensor], torch.Tensor]) -> RecurrentCell:
+    return RecurrentCell(lambda x, h, state: (activation(x + h),), 1)
 
 
 def _gru(x: torch.Tensor, h: torch.Tensor, state: State) -> State:
@@ -41,7 +41,7 @@ def _lstm(x: torch.Tensor, h: torch.Tensor, state: State) -> State:
     return torch.sigmoid(out) * torch.tanh(cell), cell
 
 
-_GRU, _LSTM, _TANH, _RELU = Kind(_gru, 1), Kind(_lstm, 2), _simple(torch.tanh), _simple(torch.relu)
+_GRU, _LSTM, _TANH, _RELU = RecurrentCell(_gru, 1), RecurrentCell(_lstm, 2), _simple(torch.tanh), _simple(torch.relu)
 _CELLS = {torch.gru_cell: _GRU, torch.lstm_cell: _LSTM, torch.rnn_tanh_cell: _TANH, torch.rnn_relu_cell: _RELU}
 _LAYERS = {torch.gru: _GRU, torch.lstm: _LSTM, torch.rnn_tanh: _TANH, torch.rnn_relu: _RELU}
 
@@ -69,7 +69,7 @@ def _first_tap(parameters: Sequence[object]) -> Tap | None:
     return next((x.tap for x in parameters if tapped(x)), None)  # type: ignore[attr-defined]
 
 
-def _stepped(kind: Kind, tap: Tap, x: torch.Tensor, h: torch.Tensor, states: State) -> State:
+def _stepped(kind: RecurrentCell, tap: Tap, x: torch.Tensor, h: torch.Tensor, states: State) -> State:
     """Return the new state, computed for the whole batch."""
     if not tap.inside:
         return kind.gates(x, h, states)
@@ -124,7 +124,7 @@ def _by_layer(parameters: Sequence[torch.Tensor], biases: bool, count: int) -> I
 
 
 def _one_way(
-    kind: Kind, tap: Tap, x: torch.Tensor, states: State, weights: _Weights, *, backwards: bool
+    kind: RecurrentCell, tap: Tap, x: torch.Tensor, states: State, weights: _Weights, *, backwards: bool
 ) -> tuple[torch.Tensor, State]:
     """Return the outputs of a layer at all positions, and its last state."""
     inputs = torch.unbind(F.linear(x, weights.w_x, weights.b_x))

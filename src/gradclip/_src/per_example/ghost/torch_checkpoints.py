@@ -16,14 +16,14 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from gradclip._src.per_example.ghost.torch_parameter import Arguments, Keywords, Operation, TappedParameter, replaced
-from gradclip._src.per_example.ghost.torch_run import Run
+from gradclip._src.per_example.ghost.torch_run import ForwardPass
 from gradclip._src.per_example.ghost.torch_vmap import hooks_are_set, memory_of
 
 
 class Again(TorchFunctionMode):
     """Within it, parameters are replaced by those in `given` that share their memory, and no use of them is kept."""
 
-    def __init__(self, run: Run, given: Mapping[int, torch.Tensor]) -> None:
+    def __init__(self, run: ForwardPass, given: Mapping[int, torch.Tensor]) -> None:
         super().__init__()
         self.run, self.given = run, given
 
@@ -46,7 +46,7 @@ class Again(TorchFunctionMode):
 
 
 @contextmanager
-def same_parameters(run: Run) -> Iterator[None]:
+def same_parameters(run: ForwardPass) -> Iterator[None]:
     """Raise a RuntimeError if a module is run again in the backward pass with parameters of other memory."""
     used: dict[torch.nn.Module, list[int]] = {}
     thread = threading.get_ident()

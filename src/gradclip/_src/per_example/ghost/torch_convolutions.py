@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from gradclip._src.per_example.ghost.records import Dense
-from gradclip._src.per_example.ghost.torch_layout import Layout
+from gradclip._src.per_example.ghost.torch_layout import ViewLayout
 from gradclip._src.per_example.ghost.torch_parameter import UNKNOWN, Arguments, Keywords, Operation, handles, tapped
 from gradclip._src.per_example.ghost.torch_products import whole_bias
 from gradclip._src.per_example.ghost.torch_run import NO_BOX, Tap, as_multiplied, unviewed
@@ -109,7 +109,7 @@ def _roles(tap: Tap, axes: int, groups: int, *, transposed: bool) -> Roles | Non
     if not (tap.leaf.tapped and tap.inside):
         return None
     first, *rest = tap.weight.shape
-    layout: Layout | None = tap.layout.split((groups, first // groups, *rest))
+    layout: ViewLayout | None = tap.layout.split((groups, first // groups, *rest))
     roles = None if layout is None else roles_of(_product(axes, transposed), layout)
     if roles is None:
         tap.leaf.untap(NO_BOX)

@@ -17,7 +17,7 @@ _MOST_CHILDREN = 4096
 Axes = tuple[int, ...]
 
 
-class Layout:
+class ViewLayout:
     """A view of a parameter of a given shape, whose strides are those of a contiguous parameter."""
 
     def __init__(self, shape: tuple[int, ...], twin: torch.Tensor) -> None:
@@ -25,10 +25,10 @@ class Layout:
         self.twin = twin
         self.sizes = tuple(twin.shape)
         self.box = _box(shape, self.sizes, twin.stride(), twin.storage_offset())
-        self._children: dict[Hashable, list[Layout | None]] = {}
+        self._children: dict[Hashable, list[ViewLayout | None]] = {}
         self._places: dict[tuple[Axes, Axes, Axes], tuple[Place, bool] | None] = {}
 
-    def children(self, view: Callable[..., Any], args: Sequence[Any], key: Hashable) -> list[Layout | None]:
+    def children(self, view: Callable[..., Any], args: Sequence[Any], key: Hashable) -> list[ViewLayout | None]:
         """Return the layouts of what `view` makes of this one: several for a split, None for what is no view."""
         found = self._children.get(key)
         if found is None:
@@ -40,13 +40,13 @@ class Layout:
             self._children[key] = found
         return found
 
-    def split(self, sizes: Sequence[int]) -> Layout | None:
+    def split(self, sizes: Sequence[int]) -> ViewLayout | None:
         """Return the layout of the view of other sizes, None if it would be a copy."""
         return self.children(torch.Tensor.reshape, (tuple(sizes),), ("reshape", tuple(sizes)))[0]
 
-    def _child(self, twin: torch.Tensor) -> Layout | None:
+    def _child(self, twin: torch.Tensor) -> ViewLayout | None:
         same_memory = twin.untyped_storage()._cdata == self.twin.untyped_storage()._cdata
-        return Layout(self.shape, twin) if same_memory else None
+        return ViewLayout(self.shape, twin) if same_memory else None
 
     def place(self, blocks: Axes, first: Axes, second: Axes) -> tuple[Place, bool] | None:
         """Return the place of matrices whose axes are these of the view, None if there is none.
@@ -61,9 +61,9 @@ class Layout:
 
 
 @lru_cache(maxsize=4096)
-def layout_of(shape: tuple[int, ...]) -> Layout:
+def layout_of(shape: tuple[int, ...]) -> ViewLayout:
     """Return the layout of a whole parameter."""
-    return Layout(shape, torch.empty(shape, device="meta"))
+    return ViewLayout(shape, torch.empty(shape, device="meta"))
 
 
 class _Box:

@@ -13,7 +13,7 @@ import torch
 from torch.overrides import resolve_name
 
 from gradclip._src.per_example.ghost.torch_layout import layout_of
-from gradclip._src.per_example.ghost.torch_run import Leaf, Run, Tap
+from gradclip._src.per_example.ghost.torch_run import ForwardPass, Leaf, Tap
 from gradclip._src.per_example.ghost.torch_vmap import is_of_example
 
 Operation = Callable[..., Any]
@@ -72,7 +72,7 @@ def parameter(sentinel: torch.Tensor, tap: Tap) -> TappedParameter:
     return made
 
 
-def whole(run: Run, leaf: Leaf) -> TappedParameter:
+def whole(run: ForwardPass, leaf: Leaf) -> TappedParameter:
     """Return a whole parameter."""
     leaf.sentinel = leaf.weight.detach().requires_grad_()
     return parameter(leaf.sentinel, Tap(run, leaf, layout_of(tuple(leaf.weight.shape)), leaf.weight))

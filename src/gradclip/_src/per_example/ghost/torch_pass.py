@@ -15,7 +15,7 @@ from gradclip._src.per_example.ghost.taps import Argnums
 from gradclip._src.per_example.ghost.torch_attention import AttentionAtOnce, own_code
 from gradclip._src.per_example.ghost.torch_checkpoints import Again, same_parameters
 from gradclip._src.per_example.ghost.torch_parameter import TappedParameter, whole
-from gradclip._src.per_example.ghost.torch_run import Leaf, Run
+from gradclip._src.per_example.ghost.torch_run import ForwardPass, Leaf
 from gradclip._src.per_example.ghost.torch_terms import materialized, multiplied, nothing_of, parts_of
 from gradclip._src.per_example.ghost.torch_vmap import current_level
 from gradclip._src.tree import FlatTree, flatten
@@ -23,7 +23,7 @@ from gradclip._src.tree import FlatTree, flatten
 HIDDEN = "an operation that does not report itself"
 
 
-class Call:
+class BatchedCall:
     """A function of one example, the arguments of a batch, and the parameters among them."""
 
     def __init__(self, fun: Function, argnums: Argnums, args: Args, axes: Axes) -> None:
@@ -70,9 +70,9 @@ class Pass:
     stopped tapping.
     """
 
-    def __init__(self, call: Call, tapped: Sequence[bool], copied: Sequence[bool]) -> None:
+    def __init__(self, call: BatchedCall, tapped: Sequence[bool], copied: Sequence[bool]) -> None:
         self.call = call
-        self.run = Run(call.count)
+        self.run = ForwardPass(call.count)
         self.values: Any = None
         self.aux: Any = None
         self.cotangents: Sequence[torch.Tensor | None] = ()

@@ -9,7 +9,7 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from gradclip._src.per_example.ghost.records import Dense, Made, Place
-from gradclip._src.per_example.ghost.torch_layout import Layout
+from gradclip._src.per_example.ghost.torch_layout import ViewLayout
 from gradclip._src.per_example.ghost.torch_terms import Product, Roles, Term, dense, roles_of
 from gradclip._src.per_example.ghost.torch_vmap import batch_of, current_level, one_of
 
@@ -42,7 +42,7 @@ class Leaf:
         return self.added and all(term.place is None for term in self.terms)
 
 
-class Run:
+class ForwardPass:
     """A forward pass of a batch of `count` examples at a level of `torch.func`."""
 
     def __init__(self, count: int) -> None:
@@ -83,9 +83,9 @@ class Tap:
 
     def __init__(
         self,
-        run: Run,
+        run: ForwardPass,
         leaf: Leaf,
-        layout: Layout,
+        layout: ViewLayout,
         weight: torch.Tensor,
         parent: tuple[Tap, Callable[[torch.Tensor], torch.Tensor]] | None = None,
     ) -> None:

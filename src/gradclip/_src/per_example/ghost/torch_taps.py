@@ -25,7 +25,7 @@ from gradclip._src.per_example.ghost import (
 from gradclip._src.per_example.ghost.costs import Autograd
 from gradclip._src.per_example.ghost.records import LeafUses, Tapped, Use
 from gradclip._src.per_example.ghost.taps import Argnums, Taps
-from gradclip._src.per_example.ghost.torch_pass import HIDDEN, Call, Pass, gradient_of
+from gradclip._src.per_example.ghost.torch_pass import HIDDEN, BatchedCall, Pass, gradient_of
 from gradclip._src.per_example.ghost.torch_run import Leaf
 from gradclip._src.per_example.ghost.torch_terms import overlap
 from gradclip._src.per_example.ghost.torch_vmap import available, current_level
@@ -52,7 +52,7 @@ class TorchTaps(Taps):
 
     def uses(self, fun: Function, argnums: Argnums, args: Args, axes: Axes) -> list[LeafUses]:
         with _unnoticed(args):
-            one = Call(fun, argnums, mapped_args(lambda x: tensor_of(x)[:1], args, axes), axes)
+            one = BatchedCall(fun, argnums, mapped_args(lambda x: tensor_of(x)[:1], args, axes), axes)
             try:
                 return _uses_of(one)
             except Exception as error:
@@ -72,7 +72,7 @@ class TorchTaps(Taps):
     ) -> Tapped:
         with batch_norm_named():
             try:
-                return _run(Call(fun, argnums, args, axes), tapped, made_soon or [False] * len(tapped))
+                return _run(BatchedCall(fun, argnums, args, axes), tapped, made_soon or [False] * len(tapped))
             except Exception as error:
                 better = explained(error, Gradient(fun, argnums), args, axes)
                 if better is error:
@@ -80,7 +80,7 @@ class TorchTaps(Taps):
                 raise better from error
 
 
-def _run(call: Call, tapped: Sequence[bool], made_soon: Sequence[bool]) -> Tapped:
+def _run(call: BatchedCall, tapped: Sequence[bool], made_soon: Sequence[bool]) -> Tapped:
     done, reasons, _ = _finished(call, tapped)
     pairs = zip(done.leaves, made_soon, strict=True)
     gradients = [gradient_of(leaf, done.cotangents, made_soon=soon) for leaf, soon in pairs]
@@ -90,7 +90,7 @@ def _run(call: Call, tapped: Sequence[bool], made_soon: Sequence[bool]) -> Tappe
     return Tapped(gradients, done.values.detach(), mapped(torch.Tensor.detach, done.aux), untapped)
 
 
-def _uses_of(call: Call) -> list[LeafUses]:
+def _uses_of(call: BatchedCall) -> list[LeafUses]:
     done, reasons, added = _finished(call, [x.dim() > 0 for x in call.parameters])
     found = [_described(call, i, leaf, reasons.get(i, "")) for i, leaf in enumerate(done.leaves)]
     found = [replace(one, added=i in added) for i, one in enumerate(found)]
@@ -100,7 +100,7 @@ def _uses_of(call: Call) -> list[LeafUses]:
     return found
 
 
-def _finished(call: Call, tapped: Sequence[bool]) -> tuple[Pass, dict[int, str], set[int]]:
+def _finished(call: BatchedCall, tapped: Sequence[bool]) -> tuple[Pass, dict[int, str], set[int]]:
     """Return a run of a function, why parameters could not be tapped, and which are only added to values."""
     reasons = {i: reason for i, reason in enumerate(call.refused()) if reason}
     hidden: set[int] = set()
@@ -119,7 +119,7 @@ def _finished(call: Call, tapped: Sequence[bool]) -> tuple[Pass, dict[int, str],
         done.close()
 
 
-def _described(call: Call, index: int, leaf: Leaf | None = None, reason: str = "") -> LeafUses:
+def _described(call: BatchedCall, index: int, leaf: Leaf | None = None, reason: str = "") -> LeafUses:
     parameter = call.parameters[index]
     uses: tuple[Use, ...] = ()
     if leaf is not None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gradclip._src.per_example.ghost.records import Dense, Part, Place, Rows
-from gradclip._src.per_example.ghost.torch_layout import Layout
+from gradclip._src.per_example.ghost.torch_layout import ViewLayout
 
 Labels = tuple[object, ...]
 
@@ -48,7 +48,7 @@ class Roles(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def roles_of(product: Product, layout: Layout) -> Roles | None:
+def roles_of(product: Product, layout: ViewLayout) -> Roles | None:
     """Return which axes mean what, None if the gradient is not a sum of outer products in a box."""
     given, view, result = product.given, product.view, product.result
     if any(len(set(labels)) < len(labels) for labels in (given, view, result)) or not set(view) <= {*given, *result}:

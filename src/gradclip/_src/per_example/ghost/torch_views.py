@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gradclip._src.per_example.ghost.torch_layout import Layout
+from gradclip._src.per_example.ghost.torch_layout import ViewLayout
 from gradclip._src.per_example.ghost.torch_parameter import (
     UNKNOWN,
     Arguments,
@@ -112,14 +112,14 @@ def _called(func: Callable[..., Any], rest: Arguments, kwargs: Keywords, x: torc
     return func(x, *rest, **kwargs)
 
 
-Layouts = Callable[[Tap, Change, Hashable, int], list[Layout | None]]
+Layouts = Callable[[Tap, Change, Hashable, int], list[ViewLayout | None]]
 
 
-def _viewed(tap: Tap, change: Change, key: Hashable, count: int) -> list[Layout | None]:
+def _viewed(tap: Tap, change: Change, key: Hashable, count: int) -> list[ViewLayout | None]:
     return tap.layout.children(change, (), key)
 
 
-def _same(tap: Tap, change: Change, key: Hashable, count: int) -> list[Layout | None]:
+def _same(tap: Tap, change: Change, key: Hashable, count: int) -> list[ViewLayout | None]:
     return [tap.layout] * count
 
 
@@ -151,7 +151,7 @@ def _followed(x: TappedParameter, change: Change, key: Hashable, layouts: Layout
     return made
 
 
-def _child(tap: Tap, layout: Layout | None, weight: torch.Tensor, sentinel: torch.Tensor, how: Change) -> Any:
+def _child(tap: Tap, layout: ViewLayout | None, weight: torch.Tensor, sentinel: torch.Tensor, how: Change) -> Any:
     assert layout is not None
     return parameter(sentinel, Tap(tap.run, tap.leaf, layout, weight, (tap, how)))
 
