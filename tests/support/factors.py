@@ -9,7 +9,7 @@ import torch
 
 from gradclip._src.per_example.ghost.products_jax import JaxProducts
 from gradclip._src.per_example.ghost.products_torch import TorchProducts
-from gradclip._src.per_example.ghost.records import Dense, Made, Part, Place, Rows
+from gradclip._src.per_example.ghost.records import Dense, Embedding, Made, MatrixPlace, PlacedTerms
 
 PRODUCTS = {"jax": JaxProducts, "torch": TorchProducts}
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
@@ -17,7 +17,7 @@ KINDS = ["ordinary", "mixed", "huge", "tiny", "cancelling"]
 
 
 def place_of(rows, columns):
-    return Place((0, 0), (rows, columns), (rows, columns), (), (0,), (1,))
+    return MatrixPlace((0, 0), (rows, columns), (rows, columns), (), (0,), (1,))
 
 
 def array(framework, values, dtype):
@@ -63,7 +63,7 @@ def exact(gradient):
 
 
 def _add(matrix, terms, example):
-    if isinstance(terms, Rows):
+    if isinstance(terms, Embedding):
         for index, right in zip(np.asarray(terms.indices)[example], wide(terms.right)[example], strict=True):
             matrix[index] = [x + Fraction(float(y)) for x, y in zip(matrix[index], right, strict=True)]
         return
@@ -93,5 +93,5 @@ def gradient(framework, structure, kind, dtype, examples, terms, seed=0):
         indices = rng.integers(3, size=(examples, terms)).astype(np.int32)
         indices[:, 1::2] = indices[:, 0 : terms // 2 * 2 : 2] if kind == "cancelling" else indices[:, 1::2]
         right = array(framework, numbers(kind, (examples, terms, 2), rng, dtype), dtype)
-        found.append(Rows(torch.tensor(indices) if framework == "torch" else jnp.asarray(indices), right))
-    return [Part(place_of(3, 2), found)]
+        found.append(Embedding(torch.tensor(indices) if framework == "torch" else jnp.asarray(indices), right))
+    return [PlacedTerms(place_of(3, 2), found)]

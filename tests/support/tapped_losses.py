@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradclip._src.per_example.ghost.jax_taps import JaxTaps
-from gradclip._src.per_example.ghost.records import Made, Part
+from gradclip._src.per_example.ghost.records import Made, PlacedTerms
 from tapped import per_example
 
 BATCH = 5
@@ -81,7 +81,7 @@ def beside(other, fun, axes, tapped, argnums=0, rest=(), jit=quickly):
     def call(*args):
         found, others = program(*args)
         pairs = zip(found.gradients, static[0], strict=True)
-        made = [one if places is None else list(map(Part, places, one)) for one, places in pairs]
+        made = [one if places is None else list(map(PlacedTerms, places, one)) for one, places in pairs]
         return found._replace(gradients=made, untapped=static[1]), others
 
     return call

@@ -2,7 +2,7 @@
 
 import torch
 
-from gradclip._src.per_example.ghost.records import Made, Rows
+from gradclip._src.per_example.ghost.records import Embedding, Made
 from gradclip._src.per_example.ghost.torch_taps import TorchTaps
 
 
@@ -27,7 +27,7 @@ def remade(gradient, shape, count):
 def matrices_of(term, place, count):
     """Return the sum over t of left_t right_t^T: shape (count, blocks, rows, columns)."""
     blocks, rows, columns = place.shape
-    if isinstance(term, Rows):
+    if isinstance(term, Embedding):
         assert blocks == 1
         made = torch.zeros(count, 1, rows, columns, dtype=torch.float64)
         for example in range(count):

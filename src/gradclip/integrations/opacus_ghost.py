@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from gradclip._src.core.formats import FLOAT64
 from gradclip._src.per_example.batching.verbs import named
 from gradclip._src.per_example.function import ClippedFunction
-from gradclip._src.per_example.rounding import Factors
+from gradclip._src.per_example.rounding import FactoredGradients
 from gradclip._src.per_example.sensitivity import Sensitivity, sensitivity_of
 from gradclip._src.per_example.settings import PerExampleSettings
 from gradclip._src.per_example.transforms import clipped_grad
@@ -238,5 +238,5 @@ def _sensitivity(threshold: float, most: int, elements: int) -> Sensitivity:
         elements=elements,
         microbatches=1,
         partial_sums_in=None,
-        factors=Factors(_MOST, cancel=True),
+        factors=FactoredGradients(_MOST, cancel=True),
     )

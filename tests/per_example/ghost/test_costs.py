@@ -5,13 +5,13 @@ import math
 import pytest
 
 from gradclip._src.per_example.ghost.costs import Autograd, costs_of, parts_of
-from gradclip._src.per_example.ghost.records import LeafUses, Place, Use
+from gradclip._src.per_example.ghost.records import LeafUses, MatrixPlace, Use
 
 XLA, TORCH = Autograd(addition=8.0, convolution=1.0), Autograd(addition=70.0, convolution=4.0)
 
 
 def matrix(rows, columns):
-    return Place((0, 0), (rows, columns), (rows, columns), (), (0,), (1,))
+    return MatrixPlace((0, 0), (rows, columns), (rows, columns), (), (0,), (1,))
 
 
 def leaf_of(*uses):
@@ -52,6 +52,6 @@ def test_convolutions_are_slow_in_pytorch():
 
 
 def test_uses_of_one_place_are_one_part():
-    first, second = matrix(4, 2), Place((0, 0), (2, 2), (2, 2), (), (0,), (1,))
+    first, second = matrix(4, 2), MatrixPlace((0, 0), (2, 2), (2, 2), (), (0,), (1,))
     uses = [Use(first, 1, False, "a"), Use(second, 2, False, "b"), Use(first, 3, True, "c")]
     assert parts_of(uses) == [[uses[0], uses[2]], [uses[1]]]

@@ -6,7 +6,7 @@ import pytest
 
 from gradclip._src.per_example.ghost.jax_places import arranged, first_of, flat, ordered, place
 from gradclip._src.per_example.ghost.jax_views import Factor, NotFollowedError, Piece
-from gradclip._src.per_example.ghost.records import Place
+from gradclip._src.per_example.ghost.records import MatrixPlace
 
 WHOLE = Piece.whole(0, (4, 6))
 ROWS, COLUMNS = (axes[0] for axes in WHOLE.axes)
@@ -14,19 +14,19 @@ HEADS, WIDTH = Factor(1, 2, 3), Factor(1, 1, 2)
 
 
 def test_neighbors_of_one_kind_are_one_axis():
-    assert place(WHOLE, (), [ROWS], [COLUMNS]) == Place((0, 0), (4, 6), (4, 6), (), (0,), (1,))
-    assert place(WHOLE, (), [ROWS], [HEADS, WIDTH]) == Place((0, 0), (4, 6), (4, 6), (), (0,), (1,))
-    assert place(WHOLE, (), [WIDTH, ROWS, HEADS], ()) == Place((0, 0), (4, 6), (24,), (), (0,), ())
-    assert place(WHOLE, [HEADS], [ROWS], [WIDTH]) == Place((0, 0), (4, 6), (4, 3, 2), (1,), (0,), (2,))
-    assert place(WHOLE, (), [ROWS, WIDTH], [HEADS]) == Place((0, 0), (4, 6), (4, 3, 2), (), (0, 2), (1,))
-    assert place(Piece.whole(0, ()), (), (), ()) == Place((), (), (), (), (), ())
+    assert place(WHOLE, (), [ROWS], [COLUMNS]) == MatrixPlace((0, 0), (4, 6), (4, 6), (), (0,), (1,))
+    assert place(WHOLE, (), [ROWS], [HEADS, WIDTH]) == MatrixPlace((0, 0), (4, 6), (4, 6), (), (0,), (1,))
+    assert place(WHOLE, (), [WIDTH, ROWS, HEADS], ()) == MatrixPlace((0, 0), (4, 6), (24,), (), (0,), ())
+    assert place(WHOLE, [HEADS], [ROWS], [WIDTH]) == MatrixPlace((0, 0), (4, 6), (4, 3, 2), (1,), (0,), (2,))
+    assert place(WHOLE, (), [ROWS, WIDTH], [HEADS]) == MatrixPlace((0, 0), (4, 6), (4, 3, 2), (), (0, 2), (1,))
+    assert place(Piece.whole(0, ()), (), (), ()) == MatrixPlace((), (), (), (), (), ())
 
 
 def test_a_part_is_a_box():
     cut = WHOLE.cut(0, 1, 3).cut(1, 4, 6)
-    assert place(cut, (), cut.axes[1], cut.axes[0]) == Place((1, 4), (3, 6), (2, 2), (), (1,), (0,))
+    assert place(cut, (), cut.axes[1], cut.axes[0]) == MatrixPlace((1, 4), (3, 6), (2, 2), (), (1,), (0,))
     column = WHOLE.cut(1, 4, 5)
-    assert place(column, (), column.axes[0], ()) == Place((0, 4), (4, 5), (4,), (), (0,), ())
+    assert place(column, (), column.axes[0], ()) == MatrixPlace((0, 4), (4, 5), (4,), (), (0,), ())
 
 
 def test_every_second_column_is_no_box():

@@ -104,7 +104,7 @@ def test_a_table_that_is_the_head_too_is_one_part():
     p, t = {"e": normal(7, 4), "w": normal(4, 4)}, tokens(6)
     assert uses(tied, p, t) == [[("embedding", 6), ("dot_general", 6)], [("dot_general", 6)]]
     (part,), _ = agrees(tied, p, t)
-    assert [type(terms).__name__ for terms in part.terms] == ["Rows", "Dense"]
+    assert [type(terms).__name__ for terms in part.terms] == ["Embedding", "Dense"]
     assert part.place.shape == (1, 7, 4)
 
 

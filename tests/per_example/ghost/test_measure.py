@@ -11,7 +11,7 @@ import pytest
 from factors import DTYPES, KINDS, PRODUCTS, array, exact, gradient, square
 from gradclip._src.core.norms import Norm
 from gradclip._src.per_example.ghost.measure import measured, norm_of, scaled
-from gradclip._src.per_example.ghost.records import Dense, Made, Part, Place
+from gradclip._src.per_example.ghost.records import Dense, Made, MatrixPlace, PlacedTerms
 
 EXAMPLES = 6
 STRUCTURES = ["product", "embedding", "tied", "made"]
@@ -49,7 +49,7 @@ def compiled(places):
     @jax.jit
     def program(terms):
         pairs = zip(places, terms, strict=True)
-        given = [one if where is None else list(map(Part, where, one)) for where, one in pairs]
+        given = [one if where is None else list(map(PlacedTerms, where, one)) for where, one in pairs]
         norms = measured_norms(PRODUCTS["jax"](concrete=False), given)
         errors[:] = [norm.error for norm in norms]
         return [(norm.value, norm.divisor) for norm in norms]
@@ -110,7 +110,7 @@ def test_norms_leave_room_for_the_additions_of_blocks_and_parts(framework):
     blocks = 3000
     sides = [array(framework, np.ones((1, blocks, 1, 1)), "float32") for _ in range(2)]
     parts = [
-        Part(Place((at, 0, 0), (at + blocks, 1, 1), (blocks, 1, 1), (0,), (1,), (2,)), [Dense(*sides)])
+        PlacedTerms(MatrixPlace((at, 0, 0), (at + blocks, 1, 1), (blocks, 1, 1), (0,), (1,), (2,)), [Dense(*sides)])
         for at in (0, blocks)
     ]
     ((upper,), _) = squares_from_above(framework, [parts])

@@ -6,14 +6,14 @@ import pytest
 
 from gradclip._src.per_example.ghost.costs import Autograd
 from gradclip._src.per_example.ghost.plan import planned
-from gradclip._src.per_example.ghost.records import LeafUses, Place, Use
+from gradclip._src.per_example.ghost.records import LeafUses, MatrixPlace, Use
 
 XLA = Autograd(addition=8.0, convolution=1.0)
 TORCH = Autograd(addition=70.0, convolution=4.0)
 
 
 def leaf(rows, columns, *uses, reason=""):
-    place = Place((0, 0), (rows, columns), (rows, columns), (), (0,), (1,))
+    place = MatrixPlace((0, 0), (rows, columns), (rows, columns), (), (0,), (1,))
     of_place = tuple(Use(place, terms, name == "embedding", name) for name, terms in uses)
     return LeafUses(f"['{rows}x{columns}']", (rows, columns), "float32", of_place, reason)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from factors import PRODUCTS
-from gradclip._src.per_example.ghost.records import Dense, Rows
+from gradclip._src.per_example.ghost.records import Dense, Embedding
 
 RNG = np.random.default_rng(0)
 LEFT, RIGHT = RNG.standard_normal((4, 2, 3, 5)), RNG.standard_normal((4, 2, 3, 6))
@@ -43,7 +43,7 @@ def dense_of(indices):
 def test_norms_of_embeddings_and_of_both(by):
     products, make = by
     right = RIGHT[:, 0]
-    rows = Rows(make(INDICES), make(right))
+    rows = Embedding(make(INDICES), make(right))
     found = products.embedding(rows)
     gradient = np.einsum("itr,itc->irc", dense_of(INDICES), right)
     check(found.square, (gradient**2).sum((1, 2)))
@@ -58,7 +58,7 @@ def test_terms_of_several_uses_are_joined(by):
     one = Dense(make(LEFT), make(RIGHT))
     assert tuple(products.joined([one, one]).left.shape) == (4, 2, 6, 5)
     assert products.joined([one]) is one
-    rows = Rows(make(INDICES), make(RIGHT[:, 0]))
+    rows = Embedding(make(INDICES), make(RIGHT[:, 0]))
     assert tuple(products.joined_rows([rows, rows]).indices.shape) == (4, 6)
     assert products.joined_rows([rows]) is rows
 
@@ -72,7 +72,7 @@ def test_weighted_sums(by):
     check(products.sum_dense(Dense(make(left), make(RIGHT)), weights), expected)
     right = RIGHT[:, 0].copy()
     right[1] = np.inf
-    found = products.sum_rows(Rows(make(INDICES), make(right)), weights, 5)
+    found = products.sum_rows(Embedding(make(INDICES), make(right)), weights, 5)
     check(found, np.einsum("i,itr,itc->rc", WEIGHTS, dense_of(INDICES), RIGHT[:, 0])[None])
     check(products.sum_made(make(left[:, 0]), weights), np.einsum("i,itr->tr", WEIGHTS, LEFT[:, 0]))
 

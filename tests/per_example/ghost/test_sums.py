@@ -13,8 +13,8 @@ from gradclip._src.backends.registry import find
 from gradclip._src.core.nonfinite import Nonfinite
 from gradclip._src.core.rules import CLIP, Target
 from gradclip._src.per_example.ghost.certificate import rounding_of_sum
-from gradclip._src.per_example.ghost.records import Dense, Made, Part
-from gradclip._src.per_example.ghost.sums import Clipping, clipped_sums
+from gradclip._src.per_example.ghost.records import Dense, Made, PlacedTerms
+from gradclip._src.per_example.ghost.sums import ExampleClipping, clipped_sums
 
 EXAMPLES = 5
 STRUCTURES = ["product", "embedding", "tied", "made"]
@@ -25,7 +25,7 @@ def sums_of(framework, gradients, shapes, threshold, target=CLIP, nonfinite="ski
     near = torch.ones(1) if framework == "torch" else jnp.ones(1)
     backend = find([near], lambda: ["near"], threshold, mask)
     with backend.precision(), jax.enable_x64(True):
-        clipping = Clipping(threshold, target, Nonfinite.named(nonfinite))
+        clipping = ExampleClipping(threshold, target, Nonfinite.named(nonfinite))
         products = PRODUCTS[framework](concrete=True)
         sums, norm = clipped_sums(products, backend, gradients, [(x, "float64") for x in shapes], clipping, mask)
         return [np.asarray(x, np.float64) for x in sums], np.asarray(norm.product())
@@ -44,9 +44,9 @@ def masked_sum(framework, given, threshold, mask):
 @jax.jit
 def compiled(terms, threshold, mask):
     backend = find(jax.tree.leaves(terms), lambda: ["terms"], threshold, mask)
-    given = terms if isinstance(terms, Made) else [Part(place_of(3, 2), one) for one in terms]
+    given = terms if isinstance(terms, Made) else [PlacedTerms(place_of(3, 2), one) for one in terms]
     with backend.precision():
-        clipping, products = Clipping(threshold, CLIP, Nonfinite.named("skip")), PRODUCTS["jax"](concrete=False)
+        clipping, products = ExampleClipping(threshold, CLIP, Nonfinite.named("skip")), PRODUCTS["jax"](concrete=False)
         (total,), norm = clipped_sums(products, backend, [given], [((3, 2), "float64")], clipping, mask)
         return total, norm.product()
 
@@ -115,7 +115,7 @@ def test_an_example_that_is_not_finite_adds_nothing(framework, side, broken):
     arrays["made"] = rng.standard_normal((3, 4))
     arrays[side][1].flat[0] = broken
     arrays = {name: array(framework, x, "float32") for name, x in arrays.items()}
-    given = [[Part(place_of(3, 2), [Dense(arrays["left"], arrays["right"])])], Made(arrays["made"])]
+    given = [[PlacedTerms(place_of(3, 2), [Dense(arrays["left"], arrays["right"])])], Made(arrays["made"])]
     shapes = [(3, 2), (4,)]
     sums, norms = sums_of(framework, given, shapes, 1.0)
     without, _ = sums_of(framework, given, shapes, 1.0, mask=np.array([True, False, True]))
@@ -143,7 +143,9 @@ def one_product(framework, left, right, dtype="float32"):
     """Return the gradient of one example: a product of two numbers."""
     sides = [np.full((1, 1, 1, 1), side, dtype) for side in (left, right)]
     with jax.enable_x64(True):
-        return [Part(place_of(1, 1), [Dense(*map(torch.tensor if framework == "torch" else jnp.asarray, sides))])]
+        return [
+            PlacedTerms(place_of(1, 1), [Dense(*map(torch.tensor if framework == "torch" else jnp.asarray, sides))])
+        ]
 
 
 @pytest.mark.parametrize("framework", ["jax", "torch"])
@@ -180,5 +182,5 @@ def test_a_sum_is_finite_where_weights_in_units_add_up_to_more_than_the_range(fr
     ((part,),) = [one_product(framework, 2.0**600, 2.0**420, "float64")]
     with jax.enable_x64(True):
         four = Dense(*((torch.cat if framework == "torch" else jnp.concatenate)([x] * 4) for x in part.terms[0]))
-    (total,), _ = sums_of(framework, [[Part(part.place, [four])]], [(1, 1)], 1e308, nonfinite="propagate")
+    (total,), _ = sums_of(framework, [[PlacedTerms(part.place, [four])]], [(1, 1)], 1e308, nonfinite="propagate")
     assert total[0, 0] == 2.0**1022

@@ -84,7 +84,7 @@ def test_tied_embeddings_and_heads_are_one_part():
         ("linear", 3, False),
     ]
     (part,) = result.gradients[0]
-    assert [type(term).__name__ for term in part.terms] == ["Rows", "Dense"]
+    assert [type(term).__name__ for term in part.terms] == ["Embedding", "Dense"]
 
 
 ODD = {

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from gradclip._src.per_example.ghost.records import Dense, Part, Place, Rows
+from gradclip._src.per_example.ghost.records import Dense, Embedding, MatrixPlace, PlacedTerms
 from gradclip._src.per_example.ghost.torch_layout import layout_of
 from gradclip._src.per_example.ghost.torch_terms import Product, Term, dense, materialized, overlap, parts_of, roles_of
 
 
 def place(start, stop, *, columns_first=False):
     view = tuple(b - a for a, b in zip(start, stop, strict=True))
-    return Place(start, stop, view, (), (1,) if columns_first else (0,), (0,) if columns_first else (1,))
+    return MatrixPlace(start, stop, view, (), (1,) if columns_first else (0,), (0,) if columns_first else (1,))
 
 
 def test_the_axes_of_a_batched_product():
@@ -61,16 +61,16 @@ def test_boxes_overlap_along_every_axis(places, overlapping):
 
 def test_a_sum_over_parts():
     left, right = torch.tensor([[[[1.0, 2.0], [0.0, 1.0]]]]), torch.tensor([[[[3.0], [5.0]]]])
-    rows = Rows(torch.tensor([[1, 1, 0]]), torch.tensor([[[1.0], [2.0], [4.0]]]))
-    parts = [Part(place((0, 1), (2, 2)), [Dense(left, right), rows]), Part(place((2, 0), (3, 2)), [])]
+    rows = Embedding(torch.tensor([[1, 1, 0]]), torch.tensor([[[1.0], [2.0], [4.0]]]))
+    parts = [PlacedTerms(place((0, 1), (2, 2)), [Dense(left, right), rows]), PlacedTerms(place((2, 0), (3, 2)), [])]
     # 1 * 3 + 0 * 5 + 4 in the first row, 2 * 3 + 1 * 5 + (1 + 2) in the second.
     assert materialized(parts, torch.zeros(1, 3, 2)).tolist() == [[[0.0, 7.0], [0.0, 14.0], [0.0, 0.0]]]
 
 
 def test_columns_before_rows():
-    swapped = Place((0, 0), (2, 3), (2, 3), (), (1,), (0,))
+    swapped = MatrixPlace((0, 0), (2, 3), (2, 3), (), (1,), (0,))
     left, right = torch.tensor([[[[1.0, 2.0, 3.0]]]]), torch.tensor([[[[10.0, 1.0]]]])
-    made = materialized([Part(swapped, [Dense(left, right)])], torch.zeros(1, 2, 3))
+    made = materialized([PlacedTerms(swapped, [Dense(left, right)])], torch.zeros(1, 2, 3))
     assert made.tolist() == [[[10.0, 20.0, 30.0], [1.0, 2.0, 3.0]]]
 
 

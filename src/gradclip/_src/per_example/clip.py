@@ -17,7 +17,7 @@ from gradclip._src.look import known_threshold, read
 from gradclip._src.passed.arguments import check_mask, is_single_threshold, shape_of_mask
 from gradclip._src.passed.leaves import first_sparse, prepared, summed
 from gradclip._src.per_example.settings import PerExampleSettings
-from gradclip._src.per_example.sums import Group, nothing, summed_at_once
+from gradclip._src.per_example.sums import LeafGroup, nothing, summed_at_once
 from gradclip._src.tree import FlatTree, flattened
 from gradclip._src.words import listed
 from gradclip.typing import Mask, Policy, RuleName, Scalar, Thresholds, Tree, WideDtype
@@ -146,7 +146,7 @@ def clip_examples(grads: Tree, settings: PerExampleSettings, mask: Mask) -> tupl
     counts, norms = [], []
     for indices, threshold, share in zip(plan.groups, plan.thresholds, plan.shares, strict=True):
         if indices:
-            group = Group.of(backend, outline, indices, settings, share)
+            group = LeafGroup.of(backend, outline, indices, settings, share)
             made, norm, count = group.clip([arrays[i] for i in indices], threshold, inside)
         else:
             made, norm, count = nothing(backend, shape_of(flat.leaves[0])[:1], outline.leaves)
@@ -178,7 +178,7 @@ def _ordinary(grads: Tree, settings: PerExampleSettings, mask: Mask) -> tuple[Tr
         inside: Any = None if mask is None else given.backend.booleans(mask)
         made = summed_at_once(given, settings, float(max_norm), inside)
         if made is None:
-            group = Group.of(given.backend, flattened(leaves, structure), range(len(leaves)), settings, 1.0)
+            group = LeafGroup.of(given.backend, flattened(leaves, structure), range(len(leaves)), settings, 1.0)
             made = group.summed(given.arrays(), float(max_norm), inside)
     return optree.tree_unflatten(structure, made.sums), PerExampleInfo(made.clipped, made.norm)
 

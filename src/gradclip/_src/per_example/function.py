@@ -30,7 +30,7 @@ from gradclip._src.per_example.ghost.plan import Plan, made_everywhere
 from gradclip._src.per_example.ghost.step import Clip, in_factors, parameters_of, planned_for, why_none
 from gradclip._src.per_example.microbatches import Memory, examples_in
 from gradclip._src.per_example.outputs import ExampleOutputs, check_loss, value_and_aux
-from gradclip._src.per_example.prepared import Call, Clipped
+from gradclip._src.per_example.prepared import Clipped, PreparedCall
 from gradclip._src.tree import flatten
 from gradclip.typing import Mask
 
@@ -112,7 +112,7 @@ class ClippedFunction(FunctionSettings):
         why = self._why_made() or why_none(call, argnums) or "small"
         return made_everywhere(parameters_of(call.args, argnums), size or rows, why)
 
-    def _prepared(self, args: Sequence[Any], mask: Mask, kwargs: Mapping[str, Any]) -> Call:
+    def _prepared(self, args: Sequence[Any], mask: Mask, kwargs: Mapping[str, Any]) -> PreparedCall:
         """Check the arguments of a call, and return them as a function of one example takes them."""
         check_positions(args, self.argnums, self.batch_argnums, self.prng_argnum)
         mask = check_mask(mask)
@@ -131,7 +131,7 @@ class ClippedFunction(FunctionSettings):
             keys = verbs.keys(given[self.prng_argnum], count)
             given = tuple(keys if i == self.prng_argnum else arg for i, arg in enumerate(given))
             axes[self.prng_argnum] = 0
-        return Call(framework, verbs, given, axes, kinds, count, None if mask is None else verbs.flags(mask))
+        return PreparedCall(framework, verbs, given, axes, kinds, count, None if mask is None else verbs.flags(mask))
 
     def _microbatch_size(self, args: Sequence[Any]) -> int | None:
         """Return the number of examples in memory at a time, None for the whole batch."""
@@ -148,7 +148,7 @@ class ClippedFunction(FunctionSettings):
         """Map the function of one example over axis 0 of the arguments whose entry in `axes` is 0."""
         return verbs.over_batch(of_example, axes, None)
 
-    def _of_example(self, call: Call) -> Function:
+    def _of_example(self, call: PreparedCall) -> Function:
         """Return a function of one example: `(value, aux)`. It holds no arrays, because JAX keeps functions."""
         kinds = call.kinds
 
@@ -167,7 +167,7 @@ class ClippedFunction(FunctionSettings):
 
         return fun
 
-    def _to_measure(self, call: Call) -> Function:
+    def _to_measure(self, call: PreparedCall) -> Function:
         """Return a function of one example: `(tree to clip, (value, aux))`."""
         fun = self._of_example(call)
         if self.argnums is None:
@@ -175,7 +175,7 @@ class ClippedFunction(FunctionSettings):
         transform = None if self.pre_clipping_transform is None else self._before_clipping
         return call.verbs.with_gradient(fun, self.argnums, transform)
 
-    def _planned(self, call: Call, rows: int, size: int | None) -> Plan:
+    def _planned(self, call: PreparedCall, rows: int, size: int | None) -> Plan:
         """Return how the gradients of a batch, or of microbatches of a size, are measured."""
         examples = rows if size is None else size
         if self._why_made() or self.argnums is None:
@@ -183,7 +183,7 @@ class ClippedFunction(FunctionSettings):
         fun, once = self._of_example(call), size is not None
         return planned_for(call, fun, self.argnums, examples, self.method, self.plans, traced_once=once)
 
-    def _step(self, call: Call, plan: Plan, measure: Function, dtypes: list[Any]) -> Step:
+    def _step(self, call: PreparedCall, plan: Plan, measure: Function, dtypes: list[Any]) -> Step:
         """Return the function that processes one microbatch. It writes the dtypes of the clipped leaves to `dtypes`."""
         of_batch = self._over_batch(call.verbs, measure, call.axes)
 

@@ -10,7 +10,7 @@ from gradclip._src.core.formats import SUPPORTED, bare_name, format_named, is_co
 from gradclip._src.core.scopes import EXAMPLE, TREE, Scope
 from gradclip._src.per_example.microbatches import Memory
 from gradclip._src.per_example.quantities import as_count
-from gradclip._src.per_example.rounding import ASSUMED_ELEMENTS, Factors
+from gradclip._src.per_example.rounding import ASSUMED_ELEMENTS, FactoredGradients
 from gradclip._src.tree import flatten
 from gradclip._src.words import listed, typed
 
@@ -47,13 +47,13 @@ class ObservedGradients:
                 stacklevel=3,
             )
 
-    def factors(self, examples: int | None) -> Factors | None:
+    def factors(self, examples: int | None) -> FactoredGradients | None:
         """Return what a sensitivity must assume of gradients in factors, of so many examples at a time.
 
         Before the first call, that all are.
         """
         self._promised_factors = _SEVERAL_TERMS if self._factors is None else self._factors
-        return Factors(examples, self._promised_factors == _SEVERAL_TERMS) if self._promised_factors else None
+        return FactoredGradients(examples, self._promised_factors == _SEVERAL_TERMS) if self._promised_factors else None
 
     def microbatches(self, size: int | Memory | None, count: int | None) -> int:
         """Return the most microbatches of a batch of `count` examples. Those of unknown size hold one example."""

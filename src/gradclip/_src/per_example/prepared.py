@@ -8,7 +8,7 @@ from gradclip._src.backends.entries import Entry
 from gradclip._src.per_example.batching.verbs import Args, Axes, Batching
 
 
-class Call(NamedTuple):
+class PreparedCall(NamedTuple):
     """The checked arguments of a call.
 
     Attributes:

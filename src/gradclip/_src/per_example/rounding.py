@@ -46,7 +46,7 @@ ASSUMED_ELEMENTS = 2**26
 """The assumed number of elements in one example's gradient if it is neither given nor known from a call."""
 
 
-class Factors(NamedTuple):
+class FactoredGradients(NamedTuple):
     """Gradients that come in factors: the most examples that are added up at a time, None for all of a sum.
 
     `cancel`: an example may have several terms in one matrix, which may cancel.
@@ -73,7 +73,7 @@ class Summation:
     elements: int
     normalize_by: float
     on_grid: bool
-    factors: Factors | None = None
+    factors: FactoredGradients | None = None
 
     def bound(self, one: float, count: int | None) -> float:
         """Return what rounding adds to the distance between sums of `count` units with norms of at most `one`."""

@@ -19,7 +19,7 @@ from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.passed.arguments import check_flag, check_threshold
 from gradclip._src.per_example.grid import check_threshold_of_grid, grid_for
 from gradclip._src.per_example.quantities import as_count, as_divisor, as_format, as_number, check_name
-from gradclip._src.per_example.rounding import ASSUMED_ELEMENTS, Factors, Summation, root_up, rounded_up
+from gradclip._src.per_example.rounding import ASSUMED_ELEMENTS, FactoredGradients, Summation, root_up, rounded_up
 from gradclip._src.per_example.settings import PerExampleSettings
 from gradclip._src.tree import flatten
 from gradclip._src.words import shown
@@ -242,7 +242,7 @@ def sensitivity_of(
     elements: int | None,
     microbatches: int,
     partial_sums_in: SumDtype | None,
-    factors: Factors | None = None,
+    factors: FactoredGradients | None = None,
 ) -> Sensitivity:
     """Return the sensitivity under these settings.
 

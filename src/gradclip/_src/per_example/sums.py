@@ -48,7 +48,7 @@ class Summed(NamedTuple):
     clipped: Any
 
 
-class Group(NamedTuple):
+class LeafGroup(NamedTuple):
     """Leaves that are clipped together, to a share of their threshold. The fields are those of `PerExampleSettings`.
 
     It must not hold a traced array: JAX keeps whatever its derivative rules hold.
@@ -66,7 +66,7 @@ class Group(NamedTuple):
     @classmethod
     def of(
         cls, backend: Backend, outline: FlatTree, indices: Sequence[int], settings: PerExampleSettings, share: float
-    ) -> Group:
+    ) -> LeafGroup:
         """Return the leaves at `indices`, clipped by these settings but for the threshold."""
         how = settings.policy, settings.target, settings.dtype_of_sums, settings.grid
         return cls(backend, outline, indices, *how, share)
@@ -141,7 +141,7 @@ def _array_of(threshold: object, known: float | None, gradient: Any) -> Any:
 
 
 def nothing(backend: Backend, examples: tuple[int, ...], leaves: Sequence[Any]) -> Summed:
-    """Return what `Group.clip` returns for no leaves of a batch of this shape, `(batch,)`."""
+    """Return what `LeafGroup.clip` returns for no leaves of a batch of this shape, `(batch,)`."""
     with backend.precision():
         zeros = backend.zeros(examples, ())
         return Summed([], backend.leave_scalar(zeros, "float32", leaves), backend.leave_count(zeros > 0, leaves))
@@ -150,7 +150,7 @@ def nothing(backend: Backend, examples: tuple[int, ...], leaves: Sequence[Any]) 
 def summed_at_once(
     given: Look, settings: PerExampleSettings, max_norm: float, inside: np.ndarray | None
 ) -> Summed | None:
-    """Return what `Group.summed` returns if the kernels' first look settles it, with plain numbers; else None."""
+    """Return what `LeafGroup.summed` returns if the kernels' first look settles it, with plain numbers; else None."""
     kernels, leaves, array = given.kernels, given.leaves, given.backend.array
     kind = kind_of(tuple(kernels.dtypes))
     widths = [math.prod(leaf.shape[1:]) for leaf in leaves]

@@ -36,7 +36,7 @@ class TensorFlowBatching(Batching):
     modules_called = "model.stateless_call(parameters, state, x) does"
 
     def with_gradient(self, fun: Function, argnums: int | tuple[int, ...], transform: Transform | None) -> Function:
-        return Gradient(fun, argnums, transform)
+        return TensorFlowGradient(fun, argnums, transform)
 
     def over_batch(self, fun: Function, axes: Axes, spmd_axis_name: Hashable) -> Function:
         def call(*args: Any) -> Any:
@@ -57,7 +57,7 @@ class TensorFlowBatching(Batching):
         return tf.vectorized_map(of_rows, leaves)
 
     def unused(self, fun: Function, args: Args, axes: Axes, summed: object) -> list[str]:
-        return sorted(fun.unused or ()) if isinstance(fun, Gradient) else []
+        return sorted(fun.unused or ()) if isinstance(fun, TensorFlowGradient) else []
 
     def keys(self, key: object, count: int) -> Any:
         return mapped(lambda seed: _seeds(_tensor(seed), count), key)
@@ -120,7 +120,7 @@ class TensorFlowBatching(Batching):
         return by_program(programs, setting, run, args) if self.keeps_whole_batches else run(*args)
 
 
-class Gradient:
+class TensorFlowGradient:
     """A function that returns `(transform(gradient), (value, aux))` for a `fun` that returns `(value, aux)`.
 
     `unused` holds the names of the parameters that no call has used so far. It is None before the first call.
@@ -229,11 +229,11 @@ def by_program(programs: Programs, setting: object, run: Run, args: Args) -> Mad
     if key is None:
         return run(*args)
     if key not in programs:
-        programs.keep(key, _Program(run, flat))
+        programs.keep(key, _ConcreteFunction(run, flat))
     return programs[key](_tensors(flat))
 
 
-class _Program:
+class _ConcreteFunction:
     """A graph of a function of the arrays among its arguments. Results that are not tensors are stored separately."""
 
     def __init__(self, run: Run, flat: FlatTree) -> None:

@@ -14,8 +14,8 @@ import torch
 from gradclip._src.backends.torch.framework import visible
 from gradclip._src.backends.torch.tensors import tensor_of
 from gradclip._src.per_example.batching.torch_example import (
-    Gradient,
     TensorsOf,
+    TorchGradient,
     alone,
     batch_norm_named,
     example,
@@ -45,7 +45,7 @@ class TorchBatching(Batching):
     def with_gradient(self, fun: Function, argnums: int | tuple[int, ...], transform: Transform | None) -> Function:
         if torch.compiler.is_compiling():
             return transformed(torch.func.grad_and_value(fun, argnums, has_aux=True), transform)
-        return Gradient(fun, argnums, transform)
+        return TorchGradient(fun, argnums, transform)
 
     def over_batch(self, fun: Function, axes: Axes, spmd_axis_name: Hashable) -> Function:
         def call(*args: object) -> Any:
@@ -82,7 +82,7 @@ class TorchBatching(Batching):
 
     def unused(self, fun: Function, args: Args, axes: Axes, summed: object) -> list[str]:
         leaves = flatten(summed).leaves
-        if not isinstance(fun, Gradient) or not set(map(type, leaves)) <= {torch.Tensor} or not visible(leaves):
+        if not isinstance(fun, TorchGradient) or not set(map(type, leaves)) <= {torch.Tensor} or not visible(leaves):
             return []
         # The usual and cheap case: no gradient is all zeros, so every parameter is used.
         if all(leaf.any() for leaf in leaves):

@@ -37,7 +37,7 @@ class TensorsOf:
         return self._flat.rebuild(leaves)
 
 
-class Gradient:
+class TorchGradient:
     """Turns `fun`, which returns `(value, aux)`, into a function that returns `(transform(gradient), (value, aux))`."""
 
     def __init__(
@@ -170,7 +170,7 @@ def _backward_pass() -> int:
 
 def alone(fun: Function, *args: object) -> Any:
     """Return a function's result for one example, outside of `vmap`."""
-    return fun.alone(*args) if isinstance(fun, Gradient) else mapped(_detached, fun(*args))
+    return fun.alone(*args) if isinstance(fun, TorchGradient) else mapped(_detached, fun(*args))
 
 
 def example(args: Args, axes: Axes, index: int) -> list[Any]:
@@ -196,8 +196,8 @@ def explained(error: Exception, fun: Function, args: Args, axes: Axes) -> Except
         one = example(args, axes, 0)
         # The trial must not change the caller's random numbers.
         with torch.random.fork_rng(devices=[]):
-            depends = not isinstance(fun, Gradient) or len(fun.unused(one)) < fun.count(one)
-            tried = depends and (not isinstance(fun, Gradient) or fun.transform is not None)
+            depends = not isinstance(fun, TorchGradient) or len(fun.unused(one)) < fun.count(one)
+            tried = depends and (not isinstance(fun, TorchGradient) or fun.transform is not None)
             if tried and alone(fun, *one) is None:
                 return error
     except NoLossError as wrong:

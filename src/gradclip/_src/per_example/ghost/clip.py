@@ -13,7 +13,7 @@ from gradclip._src.per_example.clip import Grouping
 from gradclip._src.per_example.ghost.measure import arrays_of
 from gradclip._src.per_example.ghost.products import Products
 from gradclip._src.per_example.ghost.records import Gradient
-from gradclip._src.per_example.ghost.sums import Clipping, clipped_sums
+from gradclip._src.per_example.ghost.sums import ExampleClipping, clipped_sums
 from gradclip._src.per_example.prepared import Outline
 from gradclip._src.per_example.settings import PerExampleSettings
 from gradclip._src.per_example.sums import nothing, shared_threshold
@@ -44,7 +44,7 @@ def clip_factors(
                 continue
             limit = shared_threshold(backend, check_threshold(threshold, backend=backend), share)
             leaves = [parameters.leaves[i] for i in indices]
-            clipping = Clipping(limit, settings.target, settings.policy)
+            clipping = ExampleClipping(limit, settings.target, settings.policy)
             own = [gradients[i] for i in indices]
             kinds = [(tuple(x.shape), settings.dtype_of_sums or precise(x.dtype)) for x in leaves]
             totals, norm = clipped_sums(by, backend, own, kinds, clipping, inside)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gradclip._src.per_example.ghost.records import LeafUses, Place, Use
+from gradclip._src.per_example.ghost.records import LeafUses, MatrixPlace, Use
 
 _PASSES = 70.0
 """What writing an element of a gradient and reading it for its norm and sum costs."""
@@ -78,7 +78,7 @@ def _by_autograd(use: Use, autograd: Autograd) -> float:
 
 def parts_of(uses: Sequence[Use]) -> list[list[Use]]:
     """Return the uses of each place."""
-    places: dict[Place, list[Use]] = {}
+    places: dict[MatrixPlace, list[Use]] = {}
     for use in uses:
         places.setdefault(use.place, []).append(use)
     return list(places.values())

@@ -9,7 +9,7 @@ from itertools import groupby
 from jax import Array, lax
 
 from gradclip._src.per_example.ghost.jax_views import Factor, Factors, NotFollowedError, Piece
-from gradclip._src.per_example.ghost.records import Place
+from gradclip._src.per_example.ghost.records import MatrixPlace
 
 Labels = Sequence[Factors]  # for each axis of an array, the factors that it is a product of
 
@@ -19,7 +19,7 @@ def flat(labels: Labels) -> list[Factor]:
     return [factor for factors in labels for factor in factors if factor.size != 1]
 
 
-def place(piece: Piece, blocks: Sequence[Factor], rows: Sequence[Factor], columns: Sequence[Factor]) -> Place:
+def place(piece: Piece, blocks: Sequence[Factor], rows: Sequence[Factor], columns: Sequence[Factor]) -> MatrixPlace:
     """Return the place of a piece whose factors are these. Raises NotFollowedError if the piece is not a box."""
     kind = {factor: name for name, group in zip("brc", (blocks, rows, columns), strict=True) for factor in group}
     factors = sorted(kind, key=_in_order)
@@ -33,7 +33,7 @@ def place(piece: Piece, blocks: Sequence[Factor], rows: Sequence[Factor], column
         stop.append(start + size)
     groups = [(name, math.prod(one.size for one in group)) for name, group in groupby(factors, key=kind.__getitem__)]
     found = {name: tuple(i for i, (other, _) in enumerate(groups) if other == name) for name in "brc"}
-    return Place(piece.start, tuple(stop), tuple(size for _, size in groups), found["b"], found["r"], found["c"])
+    return MatrixPlace(piece.start, tuple(stop), tuple(size for _, size in groups), found["b"], found["r"], found["c"])
 
 
 def first_of(rows: Sequence[Factor], columns: Sequence[Factor]) -> bool:

@@ -14,7 +14,7 @@ from jax.lax import GatherScatterMode
 
 from gradclip._src.per_example.ghost.jax_places import Labels, arranged, first_of, flat, ordered, place
 from gradclip._src.per_example.ghost.jax_views import Factor, Factors, NotFollowedError, Piece, length
-from gradclip._src.per_example.ghost.records import Dense, Rows, Use
+from gradclip._src.per_example.ghost.records import Dense, Embedding, Use
 
 Cuts = Mapping[int, tuple[int, int]]  # the part of an array that belongs to a piece: for each cut axis (start, stop)
 Prepared = Callable[[Array, Array], tuple[Array, Array]]
@@ -28,7 +28,7 @@ class Product:
     leaf: int
     use: Use
     kept: int
-    terms_of: Callable[[Array, Array], Dense | Rows]
+    terms_of: Callable[[Array, Array], Dense | Embedding]
 
 
 def is_floating(*values: Var) -> bool:
@@ -136,9 +136,9 @@ def _embedding(
         raise NotFollowedError
     where = place(piece, (), rows, columns)
 
-    def terms_of(x: Array, e: Array) -> Rows:
+    def terms_of(x: Array, e: Array) -> Embedding:
         x, e = prepared(x, e)
-        return Rows(arranged(x, indices, terms), arranged(e, results, terms, columns))
+        return Embedding(arranged(x, indices, terms), arranged(e, results, terms, columns))
 
     use = Use(where, length(tuple(terms)), True, "embedding", _additions(piece, loops))
     return Product(piece.leaf, use, 1, terms_of)

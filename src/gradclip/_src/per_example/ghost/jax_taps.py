@@ -19,7 +19,7 @@ from gradclip._src.per_example.ghost.costs import Autograd
 from gradclip._src.per_example.ghost.jax_interpret import computed
 from gradclip._src.per_example.ghost.jax_products import FLOATS
 from gradclip._src.per_example.ghost.jax_uses import Finder, Taps, taps_in
-from gradclip._src.per_example.ghost.records import Gradient, LeafUses, Made, Part, Tapped, Use
+from gradclip._src.per_example.ghost.records import Gradient, LeafUses, Made, PlacedTerms, Tapped, Use
 from gradclip._src.per_example.ghost.taps import Argnums
 from gradclip._src.per_example.ghost.taps import Taps as AnyTaps
 from gradclip._src.tree import flatten
@@ -71,7 +71,7 @@ class JaxTaps(AnyTaps):
         for i in [i for i in chosen if i not in untapped]:
             places = {where: None for leaf, where in uses if leaf == i}
             of = {where: [one for use, one in zip(uses, terms, strict=True) if use == (i, where)] for where in places}
-            gradients[i] = [Part(where, found) for where, found in of.items()]
+            gradients[i] = [PlacedTerms(where, found) for where, found in of.items()]
         return Tapped([gradients[i] for i in range(len(tapped))], value, aux, untapped)
 
 

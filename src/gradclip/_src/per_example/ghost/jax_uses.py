@@ -16,7 +16,7 @@ from gradclip._src.per_example.ghost.jax_moves import MOVES, Pieces, sliced_at
 from gradclip._src.per_example.ghost.jax_products import Product, of_dot_general, of_dynamic_slice, of_gather
 from gradclip._src.per_example.ghost.jax_trace import differentiated, inner, is_real
 from gradclip._src.per_example.ghost.jax_views import NotFollowedError, Piece
-from gradclip._src.per_example.ghost.records import Place
+from gradclip._src.per_example.ghost.records import MatrixPlace
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Finder:
 
     def _compare(self, uses: Sequence[Product]) -> None:
         """Give up the parameters whose uses overlap without being alike."""
-        places: dict[int, dict[Place, str]] = {}
+        places: dict[int, dict[MatrixPlace, str]] = {}
         for product in uses:
             places.setdefault(product.leaf, {}).setdefault(product.use.place, product.use.operation)
         for leaf, found in places.items():
@@ -96,7 +96,7 @@ class Finder:
                 self.reasons.setdefault(leaf, f"{overlapping[0]} of overlapping parts")
 
 
-def _overlap(a: Place, b: Place) -> bool:
+def _overlap(a: MatrixPlace, b: MatrixPlace) -> bool:
     return all(max(x, y) < min(u, v) for x, y, u, v in zip(a.start, b.start, a.stop, b.stop, strict=True))
 
 

@@ -13,7 +13,7 @@ from gradclip._src.core.norms import Norm
 from gradclip._src.core.values import Array
 from gradclip._src.per_example.ghost.certificate import ADDED, error_of_square, raised_by_floor, relative_error
 from gradclip._src.per_example.ghost.products import Products
-from gradclip._src.per_example.ghost.records import Dense, Gradient, Made, Part, Rows
+from gradclip._src.per_example.ghost.records import Dense, Embedding, Gradient, Made, PlacedTerms
 
 # Divisors of norms are powers of two in this range. In units of the largest, a norm above 2**1036 overflows: it counts
 # as not finite, as a gradient with elements that large does. In units of the smallest, `ADDED` is below any number.
@@ -29,7 +29,7 @@ class Scaled(NamedTuple):
     exponents: Array | None
 
 
-class Measured(NamedTuple):
+class SquaredNorms(NamedTuple):
     """The square of each example's norm for one parameter, about and from above, in units of 4**exponents."""
 
     square: Array
@@ -52,12 +52,12 @@ def scaled(products: Products, gradient: Gradient) -> Scaled:
     ones = [xp.ones_like(right)] if len(lefts) < len(every) else []
     left = _largest(xp, lefts + ones)
 
-    def of_terms(terms: Dense | Rows) -> Dense | Rows:
-        if isinstance(terms, Rows):
-            return Rows(terms.indices, products.times_power(terms.right, -(left + right)))
+    def of_terms(terms: Dense | Embedding) -> Dense | Embedding:
+        if isinstance(terms, Embedding):
+            return Embedding(terms.indices, products.times_power(terms.right, -(left + right)))
         return Dense(products.times_power(terms.left, -left), products.times_power(terms.right, -right))
 
-    return Scaled([Part(part.place, list(map(of_terms, part.terms))) for part in gradient], left + right)
+    return Scaled([PlacedTerms(part.place, list(map(of_terms, part.terms))) for part in gradient], left + right)
 
 
 def arrays_of(gradient: Gradient) -> list[Array]:
@@ -75,7 +75,7 @@ def terms_of(gradient: Gradient) -> int:
     return max((sum(terms.right.shape[-2] for terms in part.terms) for part in gradient), default=1)
 
 
-def measured(products: Products, given: Scaled) -> Measured:
+def measured(products: Products, given: Scaled) -> SquaredNorms:
     """Return the square of the norm of a gradient."""
     if isinstance(given.gradient, Made):
         square = products.made(given.gradient.rows)
@@ -85,10 +85,10 @@ def measured(products: Products, given: Scaled) -> Measured:
         matrices = sum(part.place.shape[0] for part in given.gradient)
         found = [_of_part(products, part, matrices) for part in given.gradient]
         square, above = (sum(numbers[1:], numbers[0]) for numbers in zip(*found, strict=True))
-    return Measured(square, above if given.exponents is None else above + ADDED, given.exponents)
+    return SquaredNorms(square, above if given.exponents is None else above + ADDED, given.exponents)
 
 
-def _of_part(products: Products, part: Part, matrices: int) -> tuple[Array, Array]:
+def _of_part(products: Products, part: PlacedTerms, matrices: int) -> tuple[Array, Array]:
     """Return q of `certificate`, and N**2, for a parameter of so many blocks in all of its parts."""
     _, rows, columns = part.place.shape
     dense, embedded = parted(products, part)
@@ -103,10 +103,10 @@ def _of_part(products: Products, part: Part, matrices: int) -> tuple[Array, Arra
     return square, square + size * (_error(rows, columns, terms, matrices) + raised_by_floor(terms))
 
 
-def parted(products: Products, part: Part) -> tuple[Dense | None, Rows | None]:
+def parted(products: Products, part: PlacedTerms) -> tuple[Dense | None, Embedding | None]:
     """Return the terms of products, and those of embeddings, each as one."""
     dense = [terms for terms in part.terms if isinstance(terms, Dense)]
-    rows = [terms for terms in part.terms if isinstance(terms, Rows)]
+    rows = [terms for terms in part.terms if isinstance(terms, Embedding)]
     return products.joined(dense) if dense else None, products.joined_rows(rows) if rows else None
 
 
@@ -116,7 +116,7 @@ def _error(rows: int, columns: int, terms: int, matrices: int = 1) -> float:
     return error
 
 
-def norm_of(products: Products, found: Sequence[Measured]) -> tuple[Norm, Norm]:
+def norm_of(products: Products, found: Sequence[SquaredNorms]) -> tuple[Norm, Norm]:
     """Return the norm over several parameters: from above, and about."""
     xp, error = products.xp, relative_error(len(found))
     given = [one.exponents for one in found if one.exponents is not None]
@@ -158,5 +158,5 @@ def multiplied(by: Products, gradient: Gradient) -> Gradient:
         matrices: Any = by.multiplied(terms)
         rows = matrices.reshape(matrices.shape[0], 1, 1, -1)
         place = replace(part.place, blocks=(), rows=(), columns=part.place.axes)
-        parts.append(Part(place, [Dense(by.xp.ones_like(rows[..., :1]), rows)]))
+        parts.append(PlacedTerms(place, [Dense(by.xp.ones_like(rows[..., :1]), rows)]))
     return parts

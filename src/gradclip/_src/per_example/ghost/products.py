@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from gradclip._src.core.values import Array
-from gradclip._src.per_example.ghost.records import Dense, Rows
+from gradclip._src.per_example.ghost.records import Dense, Embedding
 
 
 class Squares(NamedTuple):
@@ -35,11 +35,11 @@ class Products(ABC):
         """Return sum_ts <left_t, left_s> <right_t, right_s> and (sum_t |left_t| |right_t|)**2, added over blocks."""
 
     @abstractmethod
-    def embedding(self, terms: Rows) -> Squares:
+    def embedding(self, terms: Embedding) -> Squares:
         """Return sum_ts [index_t = index_s] <right_t, right_s> and (sum_t |right_t|)**2."""
 
     @abstractmethod
-    def between(self, dense: Dense, rows: Rows) -> Array:
+    def between(self, dense: Dense, rows: Embedding) -> Array:
         """Return sum_ts left_s[index_t] <right_t, right_s> for terms t of an embedding and s of a product."""
 
     @abstractmethod
@@ -55,7 +55,7 @@ class Products(ABC):
         """Return the terms of several products as one."""
 
     @abstractmethod
-    def joined_rows(self, terms: list[Rows]) -> Rows:
+    def joined_rows(self, terms: list[Embedding]) -> Embedding:
         """Return the terms of several embeddings as one."""
 
     @abstractmethod
@@ -74,7 +74,7 @@ class Products(ABC):
         """Return sum_i w_i sum_t left_it right_it^T, shape (blocks, rows, columns). Weight 0 adds exactly nothing."""
 
     @abstractmethod
-    def sum_rows(self, terms: Rows, weights: Array, rows: int) -> Array:
+    def sum_rows(self, terms: Embedding, weights: Array, rows: int) -> Array:
         """Return the same for an embedding, shape (1, rows, columns)."""
 
     @abstractmethod

@@ -10,7 +10,7 @@ from jax import lax
 
 from gradclip._src.backends.jax.products import batch_product, gram_squares, outer_sums, row_squares, widened
 from gradclip._src.per_example.ghost.products import Products, Squares
-from gradclip._src.per_example.ghost.records import Dense, Rows
+from gradclip._src.per_example.ghost.records import Dense, Embedding
 
 
 class JaxProducts(Products):
@@ -31,7 +31,7 @@ class JaxProducts(Products):
         squares, sizes = gram_squares(*(x.reshape(batch * blocks, *x.shape[2:]) for x in terms))
         return Squares(squares.reshape(batch, blocks).sum(1), (sizes * sizes).reshape(batch, blocks).sum(1))
 
-    def embedding(self, terms: Rows) -> Squares:
+    def embedding(self, terms: Embedding) -> Squares:
         right = widened(terms.right)
         gram = batch_product(right, right, contracted=2)
         same = terms.indices[:, :, None] == terms.indices[:, None, :]
@@ -39,7 +39,7 @@ class JaxProducts(Products):
         # NaN among the terms counts even where no two indices agree: each term agrees with itself.
         return Squares(jnp.where(same, gram, 0.0).sum((1, 2)), sizes * sizes)
 
-    def between(self, dense: Dense, rows: Rows) -> jax.Array:
+    def between(self, dense: Dense, rows: Embedding) -> jax.Array:
         gram = batch_product(widened(rows.right), widened(dense.right[:, 0]), contracted=2)
         entries = jnp.take_along_axis(dense.left[:, 0], rows.indices[:, None, :], axis=2)  # (batch, s, t)
         return (gram * widened(entries.swapaxes(1, 2))).sum((1, 2))
@@ -54,8 +54,8 @@ class JaxProducts(Products):
     def joined(self, terms: Sequence[Dense]) -> Dense:
         return terms[0] if len(terms) == 1 else Dense(*(jnp.concatenate(x, axis=2) for x in zip(*terms, strict=True)))
 
-    def joined_rows(self, terms: Sequence[Rows]) -> Rows:
-        return terms[0] if len(terms) == 1 else Rows(*(jnp.concatenate(x, axis=1) for x in zip(*terms, strict=True)))
+    def joined_rows(self, terms: Sequence[Embedding]) -> Embedding:
+        return terms[0] if len(terms) == 1 else Embedding(*(jnp.concatenate(x, 1) for x in zip(*terms, strict=True)))
 
     def exponents(self, x: jax.Array) -> jax.Array:
         largest = jnp.abs(widened(x)).max(tuple(range(1, x.ndim)), initial=0.0)
@@ -74,7 +74,7 @@ class JaxProducts(Products):
         left, right = (x.swapaxes(0, 1).reshape(x.shape[1], -1, x.shape[3]) for x in terms)
         return outer_sums(left, right, weights)
 
-    def sum_rows(self, terms: Rows, weights: jax.Array, rows: int) -> jax.Array:
+    def sum_rows(self, terms: Embedding, weights: jax.Array, rows: int) -> jax.Array:
         weighed = _weighed(terms.right, weights)
         columns = weighed.shape[-1]
         total = jnp.zeros((rows, columns), jnp.float64)

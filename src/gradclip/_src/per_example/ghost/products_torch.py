@@ -10,7 +10,7 @@ from array_api_compat import torch as namespace
 
 from gradclip._src.backends.torch.products import gram_squares, outer_sums, row_squares
 from gradclip._src.per_example.ghost.products import Products, Squares
-from gradclip._src.per_example.ghost.records import Dense, Rows
+from gradclip._src.per_example.ghost.records import Dense, Embedding
 
 
 class TorchProducts(Products):
@@ -29,14 +29,14 @@ class TorchProducts(Products):
         squares, sizes = gram_squares(*(x.reshape(batch * blocks, *x.shape[2:]) for x in terms))
         return Squares(squares.reshape(batch, blocks).sum(1), (sizes * sizes).reshape(batch, blocks).sum(1))
 
-    def embedding(self, terms: Rows) -> Squares:
+    def embedding(self, terms: Embedding) -> Squares:
         right = terms.right.double()
         gram = right @ right.mT
         same = terms.indices[:, :, None] == terms.indices[:, None, :]
         sizes = row_squares(terms.right).sqrt().sum(1)
         return Squares(torch.where(same, gram, 0.0).sum((1, 2)), sizes * sizes)
 
-    def between(self, dense: Dense, rows: Rows) -> torch.Tensor:
+    def between(self, dense: Dense, rows: Embedding) -> torch.Tensor:
         gram = rows.right.double() @ dense.right[:, 0].double().mT
         length = dense.left.shape[2]
         indices = rows.indices[:, None, :].expand(-1, length, -1)
@@ -53,8 +53,8 @@ class TorchProducts(Products):
     def joined(self, terms: Sequence[Dense]) -> Dense:
         return terms[0] if len(terms) == 1 else Dense(*(torch.cat(x, 2) for x in zip(*terms, strict=True)))
 
-    def joined_rows(self, terms: Sequence[Rows]) -> Rows:
-        return terms[0] if len(terms) == 1 else Rows(*(torch.cat(x, 1) for x in zip(*terms, strict=True)))
+    def joined_rows(self, terms: Sequence[Embedding]) -> Embedding:
+        return terms[0] if len(terms) == 1 else Embedding(*(torch.cat(x, 1) for x in zip(*terms, strict=True)))
 
     def exponents(self, x: torch.Tensor) -> torch.Tensor:
         largest = x.double().abs().reshape(len(x), -1).amax(1) if x[0].numel() else x.new_zeros(len(x)).double()
@@ -72,7 +72,7 @@ class TorchProducts(Products):
         left, right = (x.transpose(0, 1).reshape(x.shape[1], -1, x.shape[3]) for x in terms)
         return outer_sums(left, right, weights)
 
-    def sum_rows(self, terms: Rows, weights: torch.Tensor, rows: int) -> torch.Tensor:
+    def sum_rows(self, terms: Embedding, weights: torch.Tensor, rows: int) -> torch.Tensor:
         by = weights.reshape(-1, 1, 1)
         weighed = torch.where(by == 0, 0.0, terms.right.double() * by)
         columns = weighed.shape[-1]

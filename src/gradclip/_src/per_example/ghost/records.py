@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True)
-class Place:
+class MatrixPlace:
     """Where the matrices of a part lie in a parameter.
 
     The part is the box from `start` to `stop` along each axis of the parameter. Reshaped to `view`, its axes `blocks`,
@@ -54,7 +54,7 @@ class Dense(NamedTuple):
     right: Any
 
 
-class Rows(NamedTuple):
+class Embedding(NamedTuple):
     """Terms of an embedding: row `indices`[t] gets `right`_t. Shapes (batch, T) and (batch, T, columns)."""
 
     indices: Any
@@ -62,11 +62,11 @@ class Rows(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Part:
-    """The terms of one part of a parameter. All of them are of one place; `Rows` only where there is one block."""
+class PlacedTerms:
+    """The terms of one part of a parameter, all of one place; `Embedding` only where there is one block."""
 
-    place: Place
-    terms: Sequence[Dense | Rows]
+    place: MatrixPlace
+    terms: Sequence[Dense | Embedding]
 
 
 class Made(NamedTuple):
@@ -75,7 +75,7 @@ class Made(NamedTuple):
     rows: Any
 
 
-Gradient = Made | Sequence[Part]
+Gradient = Made | Sequence[PlacedTerms]
 """The gradients of a batch for one parameter. One or more parts cover disjoint elements; the others are zero."""
 
 
@@ -99,7 +99,7 @@ class Use:
     often the framework would add to a gradient that is made, once in each iteration of a loop.
     """
 
-    place: Place
+    place: MatrixPlace
     terms: int
     embedding: bool
     operation: str

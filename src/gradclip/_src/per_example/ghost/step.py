@@ -15,7 +15,7 @@ from gradclip._src.per_example.ghost.clip import clip_factors
 from gradclip._src.per_example.ghost.measure import multiplied, terms_of
 from gradclip._src.per_example.ghost.plan import SMALLEST, Plan, elements_of, planned
 from gradclip._src.per_example.ghost.taps import Argnums
-from gradclip._src.per_example.prepared import Call, Clipped, Outline
+from gradclip._src.per_example.prepared import Clipped, Outline, PreparedCall
 from gradclip._src.per_example.settings import PerExampleSettings
 from gradclip._src.tree import FlatTree, flatten
 
@@ -26,7 +26,14 @@ _REAL = ("float16", "bfloat16", "float32", "float64")
 
 
 def planned_for(
-    call: Call, fun: Function, argnums: Argnums, examples: int, method: str, plans: Programs, *, traced_once: bool
+    call: PreparedCall,
+    fun: Function,
+    argnums: Argnums,
+    examples: int,
+    method: str,
+    plans: Programs,
+    *,
+    traced_once: bool,
 ) -> Plan:
     """Return the plan of a call for so many examples at a time: without leaves if all gradients are made.
 
@@ -55,7 +62,7 @@ def planned_for(
     return plan
 
 
-def _may_help(call: Call, parameters: Sequence[object]) -> bool:
+def _may_help(call: PreparedCall, parameters: Sequence[object]) -> bool:
     """Say whether factors may save time, or run what the framework cannot run over a batch."""
     large = any(elements_of(x) >= SMALLEST for x in parameters)
     return large or (has_tools(call.framework) and tools_of(call.framework).taps.runs_more)
@@ -66,7 +73,7 @@ def parameters_of(args: Args, argnums: Argnums) -> FlatTree:
     return flatten(tuple(args[i] for i in argnums) if isinstance(argnums, tuple) else args[argnums])
 
 
-def why_none(call: Call, argnums: Argnums) -> str:
+def why_none(call: PreparedCall, argnums: Argnums) -> str:
     """Return why no gradient can come in factors; an empty string if some may."""
     parameters = parameters_of(call.args, argnums)
     if not has_tools(call.framework):
@@ -83,7 +90,7 @@ def why_none(call: Call, argnums: Argnums) -> str:
     return ""
 
 
-def _key(call: Call, examples: int) -> Hashable | None:
+def _key(call: PreparedCall, examples: int) -> Hashable | None:
     """Return a key of everything that a plan depends on, except for what the function closes over."""
     flat = flatten(list(call.args))
     kinds = [
@@ -94,7 +101,7 @@ def _key(call: Call, examples: int) -> Hashable | None:
 
 
 def in_factors(
-    call: Call,
+    call: PreparedCall,
     fun: Function,
     argnums: Argnums,
     plan: Plan,

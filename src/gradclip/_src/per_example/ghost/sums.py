@@ -17,10 +17,10 @@ from gradclip._src.core.values import Array
 from gradclip._src.per_example.ghost.certificate import LARGEST_WEIGHT, SMALLEST_WEIGHT
 from gradclip._src.per_example.ghost.measure import Scaled, measured, norm_of, parted, scaled
 from gradclip._src.per_example.ghost.products import Products
-from gradclip._src.per_example.ghost.records import Gradient, Made, Part
+from gradclip._src.per_example.ghost.records import Gradient, Made, PlacedTerms
 
 
-class Clipping(NamedTuple):
+class ExampleClipping(NamedTuple):
     """How examples are clipped: to a checked threshold, by a rule, under a policy."""
 
     threshold: Any
@@ -40,7 +40,7 @@ def clipped_sums(
     backend: Backend,
     gradients: Sequence[Gradient],
     kinds: Sequence[tuple[tuple[int, ...], str]],
-    clipping: Clipping,
+    clipping: ExampleClipping,
     mask: Array | None,
 ) -> tuple[list[Array], Norm]:
     """Return the sum over examples for each parameter, and the norm of each example.
@@ -81,7 +81,9 @@ def _check_finite(backend: Backend, norm: Norm, mask: Array | None) -> None:
         )
 
 
-def _weights(products: Products, backend: Backend, norm: Norm, clipping: Clipping, mask: Array | None) -> Weights:
+def _weights(
+    products: Products, backend: Backend, norm: Norm, clipping: ExampleClipping, mask: Array | None
+) -> Weights:
     """Return the weights: 0 outside the mask, and 0 or NaN, by the policy, where the norm is not finite."""
     xp = backend.xp
     threshold = backend.scalar(clipping.threshold, ())
@@ -121,7 +123,7 @@ def _sum(products: Products, given: Scaled, shape: tuple[int, ...], weights: Wei
     return total + products.xp.sum(own * 0.0) if spoils else total
 
 
-def _of_part(products: Products, part: Part, weights: Array) -> Array:
+def _of_part(products: Products, part: PlacedTerms, weights: Array) -> Array:
     """Return the sum over examples of one part, in the shape of its box."""
     place = part.place
     dense, rows = parted(products, part)

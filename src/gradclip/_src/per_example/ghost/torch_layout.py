@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gradclip._src.per_example.ghost.records import Place
+from gradclip._src.per_example.ghost.records import MatrixPlace
 
 # Views of ever-changing slices must not fill the memory.
 _MOST_CHILDREN = 4096
@@ -26,7 +26,7 @@ class ViewLayout:
         self.sizes = tuple(twin.shape)
         self.box = _box(shape, self.sizes, twin.stride(), twin.storage_offset())
         self._children: dict[Hashable, list[ViewLayout | None]] = {}
-        self._places: dict[tuple[Axes, Axes, Axes], tuple[Place, bool] | None] = {}
+        self._places: dict[tuple[Axes, Axes, Axes], tuple[MatrixPlace, bool] | None] = {}
 
     def children(self, view: Callable[..., Any], args: Sequence[Any], key: Hashable) -> list[ViewLayout | None]:
         """Return the layouts of what `view` makes of this one: several for a split, None for what is no view."""
@@ -48,7 +48,7 @@ class ViewLayout:
         same_memory = twin.untyped_storage()._cdata == self.twin.untyped_storage()._cdata
         return ViewLayout(self.shape, twin) if same_memory else None
 
-    def place(self, blocks: Axes, first: Axes, second: Axes) -> tuple[Place, bool] | None:
+    def place(self, blocks: Axes, first: Axes, second: Axes) -> tuple[MatrixPlace, bool] | None:
         """Return the place of matrices whose axes are these of the view, None if there is none.
 
         Also returns whether the rows are the axes `first`. Rows are those with the first axis of the parameter, so
@@ -130,7 +130,7 @@ def _pieces(shape: Axes, steps: Sequence[int], size: int, stride: int) -> list[t
     return found
 
 
-def _place(box: _Box, *roles: Axes) -> tuple[Place, bool]:
+def _place(box: _Box, *roles: Axes) -> tuple[MatrixPlace, bool]:
     """Merge neighbors of the view that are neighbors in a role, so that equal places compare equal."""
     atoms = [[a for dim in role for a in box.axes[dim]] for role in roles]
     follows = {b for role in atoms for a, b in pairwise(role) if b == a + 1}
@@ -145,4 +145,4 @@ def _place(box: _Box, *roles: Axes) -> tuple[Place, bool]:
     blocks, first, second = (tuple(index[a] for a in role if a in index) for role in atoms)
     swapped = (second or (len(view),)) < (first or (len(view),))
     rows, columns = (second, first) if swapped else (first, second)
-    return Place(box.start, box.stop, tuple(view), blocks, rows, columns), not swapped
+    return MatrixPlace(box.start, box.stop, tuple(view), blocks, rows, columns), not swapped

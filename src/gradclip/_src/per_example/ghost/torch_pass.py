@@ -10,7 +10,7 @@ import torch
 
 from gradclip._src.backends.torch.tensors import PLAIN, tensor_of
 from gradclip._src.per_example.batching.verbs import Args, Axes, Function, mapped
-from gradclip._src.per_example.ghost.records import Dense, Gradient, Made, Place, Rows
+from gradclip._src.per_example.ghost.records import Dense, Embedding, Gradient, Made, MatrixPlace
 from gradclip._src.per_example.ghost.taps import Argnums
 from gradclip._src.per_example.ghost.torch_attention import AttentionAtOnce, own_code
 from gradclip._src.per_example.ghost.torch_checkpoints import Again, same_parameters
@@ -142,7 +142,7 @@ def gradient_of(leaf: Leaf, cotangents: Sequence[torch.Tensor | None], *, made_s
         if made_soon and (rows := _made_in_pieces(leaf, cotangents)) is not None:
             return Made(rows)
         made: torch.Tensor | None = None
-        placed: list[tuple[Place, Dense | Rows]] = []
+        placed: list[tuple[MatrixPlace, Dense | Embedding]] = []
         for term in leaf.terms:
             cotangent = cotangents[term.edge]
             if cotangent is None:

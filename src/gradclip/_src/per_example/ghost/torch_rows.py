@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from gradclip._src.per_example.ghost.records import Rows
+from gradclip._src.per_example.ghost.records import Embedding
 from gradclip._src.per_example.ghost.torch_parameter import (
     UNKNOWN,
     Arguments,
@@ -76,12 +76,12 @@ def _picked(tap: Tap, indices: torch.Tensor, name: str, padding: int | None) -> 
     made = unviewed(tap.weight[batch])
     positions, columns = math.prod(batch.shape[1:]), place.shape[2]
 
-    def finish(e: torch.Tensor) -> Rows:
+    def finish(e: torch.Tensor) -> Embedding:
         rows = batch.reshape(run.count, positions).long()
         right = e.reshape(run.count, positions, columns)
         if padding is not None:
             right = right.where((rows != padding)[..., None], 0)
-        return Rows(rows.where(rows >= 0, rows + place.shape[1]), right)
+        return Embedding(rows.where(rows >= 0, rows + place.shape[1]), right)
 
     tap.keep_term(place, positions, name, made, batch, finish, embedding=True)
     return run.one(made)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from gradclip._src.per_example.ghost.records import Dense, Made, Place
+from gradclip._src.per_example.ghost.records import Dense, Made, MatrixPlace
 from gradclip._src.per_example.ghost.torch_layout import ViewLayout
 from gradclip._src.per_example.ghost.torch_terms import Product, Roles, Term, dense, roles_of
 from gradclip._src.per_example.ghost.torch_vmap import batch_of, current_level, one_of
@@ -125,7 +125,7 @@ class Tap:
 
     def keep_term(
         self,
-        place: Place,
+        place: MatrixPlace,
         positions: int,
         name: str,
         made: torch.Tensor,

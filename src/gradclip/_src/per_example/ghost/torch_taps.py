@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from gradclip._src.backends.torch.tensors import tensor_of
-from gradclip._src.per_example.batching.torch_example import Gradient, batch_norm_named, explained
+from gradclip._src.per_example.batching.torch_example import TorchGradient, batch_norm_named, explained
 from gradclip._src.per_example.batching.verbs import Args, Axes, Function, mapped, mapped_args
 from gradclip._src.per_example.ghost import (
     torch_cells,
@@ -74,7 +74,7 @@ class TorchTaps(Taps):
             try:
                 return _run(BatchedCall(fun, argnums, args, axes), tapped, made_soon or [False] * len(tapped))
             except Exception as error:
-                better = explained(error, Gradient(fun, argnums), args, axes)
+                better = explained(error, TorchGradient(fun, argnums), args, axes)
                 if better is error:
                     raise
                 raise better from error

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gradclip._src.per_example.ghost.records import Dense, Part, Place, Rows
+from gradclip._src.per_example.ghost.records import Dense, Embedding, MatrixPlace, PlacedTerms
 from gradclip._src.per_example.ghost.torch_layout import ViewLayout
 
 Labels = tuple[object, ...]
@@ -35,7 +35,7 @@ class Product:
 class Roles(NamedTuple):
     """The axes of the input and of the result in the order blocks, T, and those of the matrix; and how many of each."""
 
-    place: Place
+    place: MatrixPlace
     given: tuple[int, ...]
     summed: tuple[int, ...]
     result: tuple[int, ...]
@@ -104,7 +104,7 @@ class Term:
     factors of some examples, given their cotangents and numbers, if factors take much more memory than the input.
     """
 
-    place: Place | None
+    place: MatrixPlace | None
     positions: int
     operation: str
     edge: Any
@@ -123,23 +123,23 @@ class Term:
             )
 
 
-def parts_of(terms: Sequence[tuple[Place, Dense | Rows]]) -> tuple[list[Part], str]:
+def parts_of(terms: Sequence[tuple[MatrixPlace, Dense | Embedding]]) -> tuple[list[PlacedTerms], str]:
     """Return the terms by place, and an empty text; or say why they have no disjoint places."""
-    by_place: dict[Place, list[Dense | Rows]] = {}
+    by_place: dict[MatrixPlace, list[Dense | Embedding]] = {}
     for place, term in terms:
         by_place.setdefault(place, []).append(term)
-    return [Part(place, found) for place, found in by_place.items()], overlap(list(by_place))
+    return [PlacedTerms(place, found) for place, found in by_place.items()], overlap(list(by_place))
 
 
-def nothing_of(batch: torch.Tensor) -> Part:
+def nothing_of(batch: torch.Tensor) -> PlacedTerms:
     """Return the part without terms, which stands for a gradient of zeros. `batch` has its shape (batch, ...)."""
     count, *shape = batch.shape
     numel = math.prod(shape)
-    place = Place((0,) * len(shape), tuple(shape), (numel,), (), (0,), ())
-    return Part(place, [Dense(batch.new_zeros(count, 1, 0, numel), batch.new_zeros(count, 1, 0, 1))])
+    place = MatrixPlace((0,) * len(shape), tuple(shape), (numel,), (), (0,), ())
+    return PlacedTerms(place, [Dense(batch.new_zeros(count, 1, 0, numel), batch.new_zeros(count, 1, 0, 1))])
 
 
-def overlap(places: Sequence[Place]) -> str:
+def overlap(places: Sequence[MatrixPlace]) -> str:
     """Return an empty text if the places are disjoint, else say what overlaps."""
     for i, one in enumerate(places):
         for other in places[:i]:
@@ -168,7 +168,7 @@ def multiplied(term: Term, cotangent: torch.Tensor) -> torch.Tensor | None:
     return _in_box(made, place)
 
 
-def _in_box(matrices: torch.Tensor, place: Place) -> torch.Tensor:
+def _in_box(matrices: torch.Tensor, place: MatrixPlace) -> torch.Tensor:
     """Return matrices of shape (batch, blocks, rows, columns) in the shape of their box."""
     order = [0] * len(place.axes)
     for i, axis in enumerate(place.axes):
@@ -177,7 +177,7 @@ def _in_box(matrices: torch.Tensor, place: Place) -> torch.Tensor:
     return matrices.reshape(-1, *sizes).permute(0, *order).reshape(-1, *place.box)
 
 
-def materialized(parts: Sequence[Part], like: torch.Tensor) -> torch.Tensor:
+def materialized(parts: Sequence[PlacedTerms], like: torch.Tensor) -> torch.Tensor:
     """Return the gradient of each example, the sum of all parts. `like` is zeros of its shape (batch, ...)."""
     total = like
     for part in parts:
@@ -188,7 +188,7 @@ def materialized(parts: Sequence[Part], like: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def _matrices(term: Any, place: Place, dtype: torch.dtype) -> torch.Tensor:
+def _matrices(term: Any, place: MatrixPlace, dtype: torch.dtype) -> torch.Tensor:
     """Return the matrices of each example: shape (batch, blocks, rows, columns)."""
     if isinstance(term, Dense):
         return term.left.to(dtype).mT @ term.right.to(dtype)
