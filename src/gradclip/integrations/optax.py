@@ -29,7 +29,7 @@ with needed_for("optax", "jax"):
     import optax
 
     from gradclip._src.backends.jax.host import in_host_memory
-    from gradclip._src.backends.jax.traced import Jax
+    from gradclip._src.backends.jax.traced import JaxTraced
     from gradclip._src.backends.jax.trees import recognizer
     from gradclip.integrations.optax_adaptive import (
         AdaptiveClipState,
@@ -177,7 +177,7 @@ def _times_root(threshold: jax.typing.ArrayLike, size: int) -> float | jax.Array
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _traced_times_root(threshold: jax.Array, size: int) -> jax.Array:
-    backend = Jax(visible=False)
+    backend = JaxTraced(visible=False)
     like = jnp.zeros((), jnp.promote_types(threshold.dtype, jnp.float32))
     root = math.sqrt(size)
     if math.frexp(root)[0] != 0.5:

@@ -11,7 +11,7 @@ import pytest
 import gradclip
 import gradclip._src.backends.jax.host as jax_backend
 from gradclip._src.backends.jax.kernels import JaxKernels
-from gradclip._src.backends.jax.traced import Jax
+from gradclip._src.backends.jax.traced import JaxTraced
 
 
 @pytest.fixture(autouse=True)
@@ -66,10 +66,10 @@ def test_rows_of_any_magnitude():
 
 
 def test_backends_with_the_same_settings_are_equal():
-    assert Jax(visible=False) == Jax(visible=False) != Jax(visible=True)
-    assert hash(Jax(visible=False)) == hash(Jax(visible=False))
-    assert Jax(visible=False) != JaxKernels(visible=False)
-    assert Jax(visible=False) != 3
+    assert JaxTraced(visible=False) == JaxTraced(visible=False) != JaxTraced(visible=True)
+    assert hash(JaxTraced(visible=False)) == hash(JaxTraced(visible=False))
+    assert JaxTraced(visible=False) != JaxKernels(visible=False)
+    assert JaxTraced(visible=False) != 3
 
 
 def test_each_shape_is_traced_once():

@@ -17,7 +17,7 @@ from gradclip._src.backends.host.backend import Host, known_to_buffers
 from gradclip._src.backends.jax.ffi import usable
 from gradclip._src.backends.jax.kernels import JaxKernels
 from gradclip._src.backends.jax.placement import NamedAxes, of_numpy, placed_first, put, typed_like
-from gradclip._src.backends.jax.traced import Jax, check_64_bit_mode, over_named, prepared
+from gradclip._src.backends.jax.traced import JaxTraced, check_64_bit_mode, over_named, prepared
 from gradclip._src.core.arrays import Arrays
 from gradclip._src.core.formats import BFLOAT16
 from gradclip._src.core.protocols import HostBackend
@@ -26,7 +26,7 @@ from gradclip._src.core.protocols import HostBackend
 class JaxHost(Host):
     """Concrete JAX arrays, each on one CPU device, viewed as NumPy arrays. NumPy arrays stay NumPy arrays."""
 
-    def mesh(self, axis_name: Hashable) -> tuple[Jax, NamedAxes]:
+    def mesh(self, axis_name: Hashable) -> tuple[JaxTraced, NamedAxes]:
         return over_named(axis_name)
 
     def known(self, leaves: Sequence[Any]) -> None:
@@ -107,7 +107,7 @@ def in_host_memory(array: jax.Array) -> bool:
     return len(devices) == 1 and next(iter(devices)).platform == "cpu"
 
 
-def backend(leaves: Sequence[Any], scalars: Sequence[Any]) -> Host | Jax:
+def backend(leaves: Sequence[Any], scalars: Sequence[Any]) -> Host | JaxTraced:
     """Return the backend for these arrays.
 
     Arrays in host memory get the host backend, traced arrays the kernels if `usable`, all others XLA's operations.
@@ -117,7 +117,7 @@ def backend(leaves: Sequence[Any], scalars: Sequence[Any]) -> Host | Jax:
         # NumPy arrays stay NumPy arrays, even with a threshold that is a JAX array.
         return NUMPY_HOST if leaves and all(map(of_numpy, leaves)) else HOST
     traced = any(isinstance(x, jax.core.Tracer) for x in arrays)
-    return JaxKernels(visible=False) if traced and usable(leaves) else Jax(visible=not traced)
+    return JaxKernels(visible=False) if traced and usable(leaves) else JaxTraced(visible=not traced)
 
 
 HOST = JaxHost()

@@ -21,7 +21,7 @@ from gradclip._src import native
 from gradclip._src.backends.jax import exported
 from gradclip._src.backends.jax.ffi import Kernel
 from gradclip._src.backends.jax.placement import varying_together
-from gradclip._src.backends.jax.traced import Jax
+from gradclip._src.backends.jax.traced import JaxTraced
 from gradclip._src.backends.sums import ENOUGH, examples_sum_error, kernels_sum_error
 from gradclip._src.core.arrays import Arrays
 from gradclip._src.core.formats import FLOAT64, Format, is_complex
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gradclip._src.core.records import Rule
 
 
-class JaxKernels(Jax):
+class JaxKernels(JaxTraced):
     """The backend for traced arrays on the CPU. Its kernels read subnormal numbers correctly."""
 
     splits_by_range = False

@@ -47,7 +47,7 @@ class Zeroed(Arrays):
     given: Arrays | None = None
 
 
-class Jax(JaxNorms):
+class JaxTraced(JaxNorms):
     """The backend for arrays whose values are not read."""
 
     @contextmanager
@@ -56,7 +56,7 @@ class Jax(JaxNorms):
         with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
             yield
 
-    def mesh(self, axis_name: Hashable) -> tuple[Jax, NamedAxes]:
+    def mesh(self, axis_name: Hashable) -> tuple[JaxTraced, NamedAxes]:
         return over_named(axis_name)
 
     def on_each_device(self, arrays: Arrays) -> Callable[..., Any] | None:
@@ -220,21 +220,21 @@ class Jax(JaxNorms):
         return call
 
 
-_checked: type[Backend] = Jax
+_checked: type[Backend] = JaxTraced
 
 # Traced once for each shape, like the reductions.
 _scaled = jax.jit(Portable.scaled, static_argnums=0)
 
 
-def over_named(axis_name: Hashable) -> tuple[Jax, NamedAxes]:
+def over_named(axis_name: Hashable) -> tuple[JaxTraced, NamedAxes]:
     """Return the backend for arrays sharded over the named axis or axes, and these axes."""
     axes = NamedAxes.named(axis_name)
     return sharded_over(axes), axes
 
 
-def sharded_over(axes: NamedAxes) -> Jax:
+def sharded_over(axes: NamedAxes) -> JaxTraced:
     """Return the backend for arrays sharded over the axes, for code in which each device sees its own shards."""
-    backend = Jax(visible=False, axes=axes)
+    backend = JaxTraced(visible=False, axes=axes)
     if backend.wide is not FLOAT64:
         raise ValueError(
             "axis_name needs devices that compute in float64. Omit it, and shard the arrays under jit instead."

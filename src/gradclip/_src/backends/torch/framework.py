@@ -15,7 +15,7 @@ from gradclip._src.backends import USUAL
 from gradclip._src.backends.framework import Framework
 from gradclip._src.backends.torch.device import Torch
 from gradclip._src.backends.torch.host import TorchHost
-from gradclip._src.backends.torch.launched import OnDevice
+from gradclip._src.backends.torch.launched import TorchOnDevice
 from gradclip._src.backends.torch.tensors import PLAIN, default_float, numbers, on_host, sent
 from gradclip._src.backends.torch.wrapping import Wrapped
 from gradclip._src.tree import Sparse
@@ -75,14 +75,14 @@ class PyTorch(Framework):
         plain = torch.nn.Parameter not in set(map(type, leaves)) and in_host_memory(leaves)
         return HOST if plain and visible(leaves) else None
 
-    def on_device(self, leaves: Sequence[Any]) -> OnDevice | None:
+    def on_device(self, leaves: Sequence[Any]) -> TorchOnDevice | None:
         if _recorded() or set(map(type, leaves)) != {torch.Tensor} or in_host_memory(leaves):
             return None
         forward = torch.autograd.forward_ad._current_level >= 0
         asked = forward or (torch.is_grad_enabled() and any(map(_REQUIRES_GRAD, leaves)))
         # Modes that watch or replace PyTorch's operations do not see kernels.
         watched = torch._C._len_torch_dispatch_stack() > 0
-        return None if asked or watched or not visible(leaves) else OnDevice.of(leaves)
+        return None if asked or watched or not visible(leaves) else TorchOnDevice.of(leaves)
 
     def gradients_of(self, parameters: Sequence[Any]) -> Sequence[Any] | None:
         if not set(map(type, parameters)) <= PLAIN:

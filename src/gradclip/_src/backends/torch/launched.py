@@ -14,8 +14,8 @@ from gradclip._src.backends.torch.launches import (
     NEAREST,
     NEAREST_BUT_FLOAT16,
     ORDERS,
-    Described,
-    Table,
+    LaunchTable,
+    TensorDescriptors,
     can_launch,
     described,
     table_of,
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 _READ = (torch.float32, torch.float64)
 
 
-class OnDevice(NamedTuple):
+class TorchOnDevice(NamedTuple):
     """Plain tensors of one device. Their norms are measured, decided and applied there, and nothing waits.
 
     What is not possible in this way, the methods leave as it is, and return None.
     """
 
     leaves: Sequence[torch.Tensor]
-    found: Described
+    found: TensorDescriptors
 
     @classmethod
-    def of(cls, leaves: Sequence[Any]) -> OnDevice | None:
+    def of(cls, leaves: Sequence[Any]) -> TorchOnDevice | None:
         """Describe plain tensors; None if the kernels cannot read all of them."""
         found = described(leaves) if can_launch(leaves[0].device) else None
         return None if found is None else cls(leaves, found)
@@ -139,14 +139,14 @@ class OnDevice(NamedTuple):
         return results, norms[0]
 
 
-def _table_of_each(found: Described) -> Table:
+def _table_of_each(found: TensorDescriptors) -> LaunchTable:
     return table_of(found, range(len(found.counts)), len(found.counts))
 
 
 class Launched(MultiTensor):
     """Tensors of one device that share launches, for calls with steps of their own between the kernels."""
 
-    found: Described
+    found: TensorDescriptors
 
     @classmethod
     def of(cls, tensors: Sequence[torch.Tensor]) -> MultiTensor | None:

@@ -67,7 +67,7 @@ def _warn(why: str) -> None:
     warnings.warn(text, stacklevel=2)
 
 
-class Described(NamedTuple):
+class TensorDescriptors(NamedTuple):
     """Tensors of one device that the kernels can read: where each lies, how many elements it has, and its dtype."""
 
     device: torch.device
@@ -78,7 +78,7 @@ class Described(NamedTuple):
     """Whether no two of them share memory."""
 
 
-def described(tensors: Sequence[torch.Tensor]) -> Described | None:
+def described(tensors: Sequence[torch.Tensor]) -> TensorDescriptors | None:
     """Describe tensors to the kernels; None if one is not dense, of another dtype, or on another device."""
     device = tensors[0].device
     exchange_api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
@@ -87,14 +87,14 @@ def described(tensors: Sequence[torch.Tensor]) -> Described | None:
     if native.kernels is not None and exchange_api is not None:
         place = map(int, tensors[0].__dlpack_device__())
         found = native.kernels.describe_on_device(list(tensors), exchange_api, *place)
-        return None if found is None else Described(device, *found)
+        return None if found is None else TensorDescriptors(device, *found)
     kinds = [_KINDS.get(x.dtype, -1) for x in tensors]
     if -1 in kinds or any(x.device != device for x in tensors) or not all(map(_is_dense, tensors)):
         return None
     counts, addresses = [x.numel() for x in tensors], [x.data_ptr() for x in tensors]
     if any(count and not address for count, address in zip(counts, addresses, strict=True)):  # without memory
         return None
-    return Described(device, addresses, counts, kinds, _apart(*map(tuple, (addresses, counts, kinds))))
+    return TensorDescriptors(device, addresses, counts, kinds, _apart(*map(tuple, (addresses, counts, kinds))))
 
 
 def _is_dense(x: torch.Tensor) -> bool:
@@ -109,10 +109,10 @@ def _apart(addresses: tuple[int, ...], counts: tuple[int, ...], kinds: tuple[int
     return all(end <= start for (_, end), (start, _) in pairwise(stretches))
 
 
-class Table:
+class LaunchTable:
     """What the kernels know of the tensors of a call, on a device and stream, with room for what they write."""
 
-    def __init__(self, found: Described, part_of: Sequence[int] | None, parts: int) -> None:
+    def __init__(self, found: TensorDescriptors, part_of: Sequence[int] | None, parts: int) -> None:
         rows, owner = _rows(found, part_of)
         starts, whole = np.searchsorted(owner, np.arange(parts + 1)), np.array([0, len(rows)])
         self.device, self.parts, self.rows = found.device, parts, len(rows)
@@ -189,7 +189,7 @@ class Table:
         launch("scale", self.rows, self.device, given, constants)
 
 
-def _rows(found: Described, part_of: Sequence[int] | None) -> tuple[np.ndarray, np.ndarray]:
+def _rows(found: TensorDescriptors, part_of: Sequence[int] | None) -> tuple[np.ndarray, np.ndarray]:
     """Return the table of chunks, ordered by their parts, and the part of each."""
     chunk = _module().CHUNK
     sizes, kinds = np.array(found.counts, np.int64), np.array(found.kinds, np.int64)
@@ -220,15 +220,15 @@ class _Kept:
         return self._copy
 
 
-_tables: OrderedDict[Any, Table] = OrderedDict()
+_tables: OrderedDict[Any, LaunchTable] = OrderedDict()
 
 
-def table_of(found: Described, part_of: Sequence[int] | None = None, parts: int = 1) -> Table:
+def table_of(found: TensorDescriptors, part_of: Sequence[int] | None = None, parts: int = 1) -> LaunchTable:
     """Return the table of tensors of these sizes and dtypes, made once for each device, stream and thread."""
     layout = None if part_of is None else tuple(part_of)
     where = found.device, _stream(found.device), threading.get_ident()
     key = (*where, tuple(found.counts), tuple(found.kinds), layout, parts)
-    table = _tables.pop(key, None) or Table(found, part_of, parts)
+    table = _tables.pop(key, None) or LaunchTable(found, part_of, parts)
     _tables[key] = table
     if len(_tables) > _MOST_TABLES:
         _tables.popitem(last=False)
@@ -288,9 +288,9 @@ def can_launch(device: torch.device) -> bool:
 def _works(device: torch.device) -> bool:
     """Try the kernels on a device once. Triton may find no compiler, or not know the device."""
     leaf = torch.zeros(1, device=device)
-    found = Described(device, [leaf.data_ptr()], [1], [0], True)
+    found = TensorDescriptors(device, [leaf.data_ptr()], [1], [0], True)
     try:
-        table = Table(found, None, 1)
+        table = LaunchTable(found, None, 1)
         table.measure(found.addresses, Order(2.0))
         table.decide(1.0, Order(2.0))
         table.scale(found.addresses)
