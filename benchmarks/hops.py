@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 import gradclip
+from gradclip.integrations.torch import clip_in_backward
 
 SOURCES = str(Path(gradclip.__file__).parent)
 
@@ -69,7 +70,11 @@ def unusual():
         # A new function each time, so that JAX keeps nothing.
         return jax.jit(lambda tree: gradclip.clip_by_global_norm(tree, 1.0)).trace(traced)
 
+    hooked = torch.nn.Parameter(torch.ones(3))
+    clip_in_backward([hooked], 1.0)
+
     return {
+        "clip_in_backward, PyTorch, a pass for one gradient": lambda: hooked.sum().backward(),
         "clip_grad_norm_, PyTorch, tensor threshold": lambda: gradclip.clip_grad_norm_(many, scalar),
         "clip_grad_norm_, PyTorch, AdaptiveNorm": lambda: gradclip.clip_grad_norm_(many, max_norm, monitor=monitor),
         "clip_grad_layer_norm_, PyTorch": lambda: gradclip.clip_grad_layer_norm_(many, 1.0),

@@ -11,6 +11,7 @@ from torch.nn.utils import clip_grad
 import gradclip
 from gradclip._src.core import announced
 from gradclip._src.fused import guard_calls
+from gradclip.integrations.torch import clip_in_backward
 
 PLACES = [(owner, name) for owner, name, _ in guard_calls._PLACES]
 
@@ -144,6 +145,15 @@ def test_calls_within_a_backward_pass(ear):
     parameter.register_post_accumulate_grad_hook(lambda one: gradclip.clip_grad_layer_norm_([one], 1.0) and None)
     parameter.sum().backward()
     assert [call.in_backward for call in ear.calls] == [True]
+
+
+def test_calls_by_the_hooks_of_clip_in_backward(ear):
+    parameter = torch.nn.Parameter(torch.ones(2))
+    clip_in_backward([parameter], 1.0)
+    parameter.sum().backward()
+    (call,) = ear.calls
+    assert (call.function, call.max_norm, call.in_backward) == ("clip_grad_norm_", 1.0, True)
+    assert call.parameters[0] is parameter
 
 
 def test_steps_of_a_scaler():

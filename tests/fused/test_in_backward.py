@@ -52,6 +52,24 @@ def test_thresholds_by_name():
     assert params["w"].grad[:2].tolist() == [6.0, 8.0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64])
+@pytest.mark.parametrize("ord", [1, 2, 3, math.inf])
+@pytest.mark.parametrize("special", [None, math.nan])
+def test_each_gradient_gets_the_bits_of_a_call_for_it_alone(dtype, ord, special):
+    given = torch.randn(65, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+    given[7] = given[7] if special is None else special
+    thresholds = {"clipped": 0.5, "kept": 1e4}
+    params = {name: torch.nn.Parameter(torch.zeros_like(given)) for name in thresholds}
+    clipping = clip_in_backward(params, thresholds, ord, nonfinite="zero")
+    torch.autograd.backward([(p * given.conj()).sum().real for p in params.values()])
+    for name, p in params.items():
+        alone = torch.nn.Parameter(torch.zeros_like(given))
+        alone.grad = given.clone()
+        norm = gradclip.clip_grad_norm_([alone], thresholds[name], ord, nonfinite="zero")
+        assert torch.equal(clipping.norms[name], norm)
+        assert torch.equal(p.grad, alone.grad)
+
+
 def test_what_is_not_clipped_keeps_its_bits():
     params = model()
     clip_in_backward(params, {"v": 5.0, "w": 10.0})

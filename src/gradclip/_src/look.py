@@ -25,6 +25,7 @@ from gradclip._src.core.protocols import HostBackend
 from gradclip._src.core.several import left_norms
 from gradclip._src.core.units import thresholds_of_vector
 from gradclip._src.core.values import shape_of
+from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.passed.arguments import check_threshold, of_each
 
 if TYPE_CHECKING:
@@ -212,6 +213,15 @@ def gradients(parameters: object) -> Look | OnDevice | None:
         return _apart(framework, leaves)
     found = _described(backend, leaves)
     return found if found is None or not found.kernels.overlap() else _of_several_owners(found, parameters)
+
+
+@with_subnormals
+def clip_alone_(parameter: object, max_norm: float, order: Order) -> Any:
+    """Clip the gradient of one parameter in place by its own norm; return the norm, or None if it is not settled."""
+    framework = None if among_several() else framework_of(parameter)
+    leaves = framework.gradients_of([parameter]) if framework else None
+    found = _described(framework.on_fast_path(leaves), leaves) if framework and leaves else None
+    return found.clip_(max_norm, order) if found and found.kernels.writable else None
 
 
 def _of_several_owners(found: Look, parameters: object) -> Look | None:

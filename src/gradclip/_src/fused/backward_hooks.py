@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
+from gradclip._src import look
 from gradclip._src.backends import any_distributed
+from gradclip._src.core import announced
 from gradclip._src.core.norms import Order
 from gradclip._src.fused.guard_calls import current_pass
 from gradclip._src.fused.optimizers import with_memory_of_its_own
@@ -67,7 +69,8 @@ class ClippedInBackward:
 
     def clip(self, name: str, parameter: torch.Tensor) -> None:
         """Clip a gradient that is finished."""
-        if parameter.grad is not None and parameter.grad.requires_grad:
+        grad = parameter.grad  # held: PyTorch would make another Python object each time it is asked
+        if grad is not None and grad.requires_grad:
             raise RuntimeError(
                 f"the gradient of {name} has a graph (create_graph=True), but clipping in the backward pass is not "
                 "differentiable. Call remove(), and gradclip.clip_by_global_norm on the gradients."
@@ -86,9 +89,17 @@ class ClippedInBackward:
                 "one. To leave it unclipped, pass math.inf."
             )
         with_memory_of_its_own(parameter)
-        # Only this error needs names, and they cost time.
+        self.norms[name] = self._clipped(name, parameter)
+
+    def _clipped(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
+        """Clip one gradient, in one look if that settles it and nobody listens to calls; return its norm."""
+        threshold = self._thresholds[name]
+        norm = None if announced.listeners else look.clip_alone_(parameter, threshold, self._order)
+        if norm is not None:
+            return norm
+        # Only the error of "raise" needs names, and they cost time.
         given: Parameters = {name: parameter} if self._nonfinite == "raise" else [parameter]
-        self.norms[name] = clip_grad_norm_(given, self._thresholds[name], self._order, nonfinite=self._nonfinite)
+        return clip_grad_norm_(given, threshold, self._order, nonfinite=self._nonfinite)
 
     def _attach(self, name: str, parameter: torch.Tensor) -> None:
         hook = hook_of(parameter)

@@ -38,10 +38,12 @@ from gradclip._src.words import typed
 if TYPE_CHECKING:
     from gradclip._src.native._kernels import Arrays as KernelArrays
 
+_CPU = torch.device("cpu")
 _SCALARS = {"float32": torch.float32, "float64": torch.float64}
 _REQUIRES_GRAD = attrgetter("requires_grad")
 _STRIDED = {torch.strided}
 _IS_NEG, _IS_CONJ = torch.Tensor.is_neg, torch.Tensor.is_conj
+_COMPLEX = {"complex64", "complex128"}
 _FLOATING = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
 
@@ -71,10 +73,10 @@ class TorchHost(Host):
     def known(self, leaves: Sequence[Any]) -> KernelArrays | None:
         kernels, left_out = described(leaves)
         # The memory of a negated or conjugated view holds the original's numbers, not its own.
-        if left_out or any(map(torch.Tensor.is_neg, leaves)):
+        if left_out or any(map(_IS_NEG, leaves)):
             return None
-        has_complex = any(dtype.startswith("complex") for dtype in kernels.dtypes)
-        return None if has_complex and any(map(torch.Tensor.is_conj, leaves)) else kernels
+        has_complex = not _COMPLEX.isdisjoint(kernels.dtypes)
+        return None if has_complex and any(map(_IS_CONJ, leaves)) else kernels
 
     def chosen(self, arrays: Arrays, indices: Sequence[int]) -> HostArrays:
         sources = [arrays.sources[index] for index in indices]
@@ -86,7 +88,7 @@ class TorchHost(Host):
         return [leaf.clone() for leaf in leaves] if copied else list(map(torch.empty_like, leaves))
 
     def number(self, value: float, dtype: str) -> torch.Tensor:
-        return torch.scalar_tensor(value, dtype=_SCALARS[dtype], device="cpu")
+        return torch.scalar_tensor(value, dtype=_SCALARS[dtype], device=_CPU)
 
     def array(self, values: np.ndarray | np.generic, dtype: str) -> torch.Tensor:
         return torch.from_numpy(np.asarray(values.astype(dtype)))
