@@ -9,8 +9,8 @@ from gradclip._src.backends.torch.device import Torch
 from gradclip._src.backends.torch.host import TorchHost
 from gradclip._src.core.coefficient import coefficient
 from gradclip._src.core.formats import FLOAT32
+from gradclip._src.core.layouts import TREE
 from gradclip._src.core.norms import Norm
-from gradclip._src.core.scopes import TREE
 from plain_backend import SIZES, norm_on, tensors
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from gradclip._src.core.arrays import Arrays
-from gradclip._src.core.records import Coefficient, Factors
+from gradclip._src.core.rules import Coefficient, Factors
 from plain_backend import Plain
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from gradclip._src.core.arrays import Arrays
 from gradclip._src.core.memory import Region
-from gradclip._src.core.records import Into
+from gradclip._src.core.rules import Into
 from plain_backend import Plain
 
 ARRAYS = Arrays([np.zeros(3)])

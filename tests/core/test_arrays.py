@@ -9,7 +9,7 @@ import pytest
 import gradclip
 from gradclip._src.core.arrays import Arrays, check_dtypes, checked_dtype
 from gradclip._src.core.formats import BFLOAT16, FLOAT32
-from gradclip._src.core.scopes import EXAMPLE, TREE
+from gradclip._src.core.layouts import EXAMPLE, TREE
 
 
 def test_dtypes_and_formats_are_those_of_all():

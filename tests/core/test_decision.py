@@ -10,8 +10,7 @@ from gradclip._src.core.layouts import Groups
 from gradclip._src.core.nonfinite import Nonfinite
 from gradclip._src.core.norms import Order
 from gradclip._src.core.pipeline import decide
-from gradclip._src.core.records import Into
-from gradclip._src.core.rules import CLIP
+from gradclip._src.core.rules import CLIP, Into
 from gradclip._src.core.several import Each
 from part_by_part import at_once, part_by_part
 

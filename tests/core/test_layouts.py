@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from gradclip._src.core.layouts import Groups, Rows
-from gradclip._src.core.scopes import LAYER, units_along
+from gradclip._src.core.layouts import LAYER, Groups, Rows, units_along
 
 ROWS = Rows([units_along((0,)), units_along(()), units_along((0, 1))], [(2, 3), (4,), (2, 1)])
 

@@ -9,11 +9,10 @@ import pytest
 from gradclip._src.backends.host.backend import HOST
 from gradclip._src.core.coefficient import coefficient
 from gradclip._src.core.derivative import ClipRule
+from gradclip._src.core.layouts import TREE
 from gradclip._src.core.nonfinite import PROPAGATE
 from gradclip._src.core.norms import Norm, Order
-from gradclip._src.core.records import Rule
-from gradclip._src.core.rules import CLIP, Target, rule_for_sums
-from gradclip._src.core.scopes import TREE
+from gradclip._src.core.rules import CLIP, Rule, Target, rule_for_sums
 
 ERROR = 40 * 2.0**-53
 ROUNDING = 2.0**-53

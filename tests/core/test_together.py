@@ -8,13 +8,11 @@ import pytest
 from gradclip._src.backends.host.backend import HOST
 from gradclip._src.core.decision import Clipping
 from gradclip._src.core.holders import Holders
-from gradclip._src.core.layouts import Groups, Rows
+from gradclip._src.core.layouts import Groups, Rows, units_along
 from gradclip._src.core.nonfinite import Nonfinite
 from gradclip._src.core.norms import Norm, Order
 from gradclip._src.core.pipeline import decide
-from gradclip._src.core.records import Into
-from gradclip._src.core.rules import CLIP
-from gradclip._src.core.scopes import units_along
+from gradclip._src.core.rules import CLIP, Into
 from gradclip._src.core.several import Each
 from gradclip._src.core.together import entries_of, part_of
 

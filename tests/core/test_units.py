@@ -10,11 +10,11 @@ from frameworks import ALL, by_name
 from gradclip._src.backends.registry import find
 from gradclip._src.core.decision import Clipping
 from gradclip._src.core.holders import ALONE
+from gradclip._src.core.layouts import units_along
 from gradclip._src.core.nonfinite import PROPAGATE
 from gradclip._src.core.norms import Order
 from gradclip._src.core.pipeline import decide
 from gradclip._src.core.rules import CLIP
-from gradclip._src.core.scopes import units_along
 from gradclip._src.core.units import Adaptive
 from rational import power_of_norm
 

@@ -8,9 +8,8 @@ import pytest
 from gradclip._src.backends.host.backend import HOST
 from gradclip._src.core import accumulators
 from gradclip._src.core.holders import Held
-from gradclip._src.core.layouts import Groups, Rows
+from gradclip._src.core.layouts import LAYER, Groups, Rows, units_along
 from gradclip._src.core.norms import Order
-from gradclip._src.core.scopes import LAYER, units_along
 from gradclip._src.distributed.sent import filled, filled_each, flags
 
 ORDERS = [1.0, 2.0, 3.0, math.inf, -math.inf]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from gradclip._src.backends.host.backend import HOST
-from gradclip._src.core.records import Coefficient, Factors
+from gradclip._src.core.rules import Coefficient, Factors
 from gradclip._src.fused.step import checked, divisor, threshold_of_scaled
 
 

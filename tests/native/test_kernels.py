@@ -13,8 +13,8 @@ from gradclip._src.backends.host.arrays import HostArray
 from gradclip._src.backends.host.backend import HOST
 from gradclip._src.backends.host.scaling import clamp_
 from gradclip._src.core.formats import FLOAT64, format_named
-from gradclip._src.core.records import Coefficient, Factors
-from gradclip._src.core.scopes import TREE
+from gradclip._src.core.layouts import TREE
+from gradclip._src.core.rules import Coefficient, Factors
 from gradclip._src.native import describe_buffers, kernels
 from host_arrays import (
     DTYPES,

@@ -8,7 +8,7 @@ import pytest
 import gradclip
 from gradclip._src.backends.host.arrays import HostArray
 from gradclip._src.backends.host.backend import HOST
-from gradclip._src.core.scopes import TREE
+from gradclip._src.core.layouts import TREE
 from gradclip._src.native import HALF_SQUARES_ERROR
 from host_arrays import (
     host_array,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gradclip._src.backends.registry import find
-from gradclip._src.core.scopes import units_along
+from gradclip._src.core.layouts import units_along
 from gradclip._src.core.units import Adaptive
 from gradclip._src.passed.unit_axes import adaptive_of, check_shapes, parameters_beside, scopes_of
 from gradclip._src.tree import flatten

@@ -21,7 +21,6 @@ TESTED_ELSEWHERE = {
     "backends/framework": "what frameworks supply; tests/backends/test_registry.py has one that supplies the least",
     "backends/on_device": "nothing that runs; mypy checks it",
     "backends/jax/framework": "the front of a folder, which tests/backends/test_on_host.py goes through",
-    "core/records": "what rules and proofs make, tested with them in tests/core/test_coefficient.py",
     "core/protocols": "nothing that runs; mypy checks it",
     "core/values": "nothing that runs; mypy checks it",
     "backends/torch/distributed": "shards of processes, which tests/distributed/test_process_groups.py starts",

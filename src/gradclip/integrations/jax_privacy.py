@@ -13,10 +13,10 @@ To switch, write `from gradclip.integrations.jax_privacy import clipped_grad`. W
 from typing import Any
 
 from gradclip._src.core.decision import Clipping
+from gradclip._src.core.layouts import LAYER
 from gradclip._src.core.nonfinite import PROPAGATE, ZERO
 from gradclip._src.core.norms import Order
 from gradclip._src.core.rules import CLIP, Target
-from gradclip._src.core.scopes import LAYER
 from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.functional.driver import Leaves, clip_groups
 from gradclip._src.passed.arguments import check_flag, check_threshold, is_array, is_single_threshold

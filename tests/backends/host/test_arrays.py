@@ -8,8 +8,8 @@ from gradclip._src.backends.host.arrays import HostArray, wide_chunks
 from gradclip._src.backends.host.backend import HOST
 from gradclip._src.backends.host.scaling import scale_
 from gradclip._src.core.coefficient import coefficient
+from gradclip._src.core.layouts import TREE
 from gradclip._src.core.norms import Order
-from gradclip._src.core.scopes import TREE
 
 
 @pytest.mark.parametrize("layout", ["C", "F", "strided", "reversed", "broadcast"])

@@ -5,8 +5,8 @@ import pytest
 
 from gradclip._src.backends.host import chunkwise
 from gradclip._src.backends.host.arrays import HostArray
-from gradclip._src.core.records import Coefficient, Factors
-from gradclip._src.core.scopes import EXAMPLE, TREE, units_along
+from gradclip._src.core.layouts import EXAMPLE, TREE, units_along
+from gradclip._src.core.rules import Coefficient, Factors
 from host_arrays import DTYPES, random_array
 
 SIZES = (1, 15, 16, 17, 32767, 32769, 65537)

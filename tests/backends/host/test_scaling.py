@@ -5,7 +5,7 @@ import pytest
 
 from gradclip._src.backends.host.backend import HOST
 from gradclip._src.core.layouts import Groups
-from gradclip._src.core.records import Coefficient, Factors, Into
+from gradclip._src.core.rules import Coefficient, Factors, Into
 
 HALF = Factors(np.array([1.0, 0.5, 0.5]), np.ones(3))
 CHOSEN = Coefficient(np.array([True, False, False]), np.array([False, False, True]), HALF, HALF)

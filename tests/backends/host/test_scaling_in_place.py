@@ -6,8 +6,8 @@ import numpy as np
 
 from gradclip._src.backends.host.backend import HOST
 from gradclip._src.backends.host.scaling import clamp_, scale_
-from gradclip._src.core.records import Factors
-from gradclip._src.core.scopes import TREE
+from gradclip._src.core.layouts import TREE
+from gradclip._src.core.rules import Factors
 
 
 def both():

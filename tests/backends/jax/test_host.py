@@ -5,8 +5,8 @@ import numpy as np
 
 from gradclip._src.backends.jax.host import JaxHost
 from gradclip._src.core.coefficient import coefficient
+from gradclip._src.core.layouts import TREE
 from gradclip._src.core.norms import Order
-from gradclip._src.core.scopes import TREE
 
 
 def test_jax_takes_the_memory_of_eager_results_over():

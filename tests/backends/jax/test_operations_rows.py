@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gradclip._src.backends.jax.operations import as_rows, sum_by_rows
-from gradclip._src.core.records import Factors
+from gradclip._src.core.rules import Factors
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])

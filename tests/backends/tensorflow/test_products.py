@@ -4,7 +4,7 @@ import tensorflow as tf
 from gradclip._src.backends.tensorflow.products import assigned, elements_by_format, multiplied, without_nonfinite
 from gradclip._src.core.arrays import Arrays
 from gradclip._src.core.formats import FLOAT16, FLOAT32, FLOAT64
-from gradclip._src.core.records import OneFactor
+from gradclip._src.core.rules import OneFactor
 
 
 def made(tensors, factor, **options):

@@ -18,7 +18,7 @@ from gradclip._src.backends.registry import entry_of, find, framework_of
 from gradclip._src.core.formats import dtype_name
 from gradclip._src.core.nonfinite import Nonfinite
 from gradclip._src.core.norms import Order
-from gradclip._src.core.records import Seen
+from gradclip._src.core.rules import Seen
 from gradclip._src.words import shown, with_advice
 from gradclip.typing import Scalar, Threshold
 

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from gradclip._src.core.nonfinite import Nonfinite
 from gradclip._src.core.norms import Order
-from gradclip._src.core.records import Seen
+from gradclip._src.core.rules import Seen
 
 
 class OnDevice(Protocol):

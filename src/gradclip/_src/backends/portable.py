@@ -15,10 +15,9 @@ from gradclip._src.backends.portable_norms import PortableNorms
 from gradclip._src.backends.sums import over_examples
 from gradclip._src.core.arrays import Arrays, check_dtypes
 from gradclip._src.core.formats import FLOAT64, format_of, low_bits_mask, product_format
-from gradclip._src.core.layouts import Layout, Several
+from gradclip._src.core.layouts import LAYER, Layout, Scope, Several
 from gradclip._src.core.memory import Region, any_overlap, meeting
-from gradclip._src.core.records import Coefficient, Factors, Into, Rule
-from gradclip._src.core.scopes import LAYER, Scope
+from gradclip._src.core.rules import Coefficient, Factors, Into, Rule
 from gradclip._src.core.values import Array
 
 

@@ -14,9 +14,8 @@ from typing import Any, cast
 from gradclip._src.backends.sums import filled, halving_sum, raised
 from gradclip._src.core.arrays import Arrays
 from gradclip._src.core.formats import FLOAT64, Format, format_of, is_complex
-from gradclip._src.core.layouts import Layout, Several
+from gradclip._src.core.layouts import LAYER, TREE, Layout, Scope, Several
 from gradclip._src.core.norms import Norm, Order, one_or_each, relative_error, rooted, stacked_divisors
-from gradclip._src.core.scopes import LAYER, TREE, Scope
 from gradclip._src.core.values import Arithmetic, Array
 
 _Sum = tuple[Any, Any]  # a sum of (|x| / divisor)**p, or an extreme magnitude, and the divisor; None is 1

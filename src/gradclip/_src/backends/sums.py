@@ -10,8 +10,8 @@ from typing import Protocol, TypeVar
 
 from gradclip._src import native
 from gradclip._src.core.formats import FLOAT64
+from gradclip._src.core.layouts import Scope
 from gradclip._src.core.norms import Order, relative_error
-from gradclip._src.core.scopes import Scope
 from gradclip._src.core.values import Array
 
 

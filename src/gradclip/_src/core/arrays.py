@@ -15,7 +15,7 @@ from gradclip._src.core.formats import (
     is_complex_name,
     is_quantized_name,
 )
-from gradclip._src.core.scopes import Scope
+from gradclip._src.core.layouts import Scope
 from gradclip._src.core.values import Array, elements_of
 
 A = TypeVar("A", bound=Array)

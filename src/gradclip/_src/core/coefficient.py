@@ -43,8 +43,7 @@ from typing import TYPE_CHECKING, Any
 from gradclip._src.core.arrays import Arrays
 from gradclip._src.core.formats import FLOAT64
 from gradclip._src.core.protocols import Backend
-from gradclip._src.core.records import Coefficient, Factors, raised_by
-from gradclip._src.core.rules import CLIP, LOWERED, Target
+from gradclip._src.core.rules import CLIP, LOWERED, Coefficient, Factors, Target, raised_by
 from gradclip._src.core.values import Array
 
 if TYPE_CHECKING:

@@ -10,13 +10,11 @@ import numpy as np
 from gradclip._src.core import one_factor
 from gradclip._src.core.arrays import Arrays
 from gradclip._src.core.coefficient import coefficient, needs_split, open_between, undecided
-from gradclip._src.core.layouts import Layout
+from gradclip._src.core.layouts import TREE, Layout, Scope
 from gradclip._src.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip._src.core.norms import Norm, Order, settled
 from gradclip._src.core.protocols import Backend, is_concrete
-from gradclip._src.core.records import Coefficient, Into, OneFactor
-from gradclip._src.core.rules import CLIP, Target
-from gradclip._src.core.scopes import TREE, Scope
+from gradclip._src.core.rules import CLIP, Coefficient, Into, OneFactor, Target
 from gradclip._src.core.values import Array
 
 if TYPE_CHECKING:

@@ -21,10 +21,10 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
+from gradclip._src.core.layouts import Scope
 from gradclip._src.core.nonfinite import Nonfinite
 from gradclip._src.core.norms import Order
 from gradclip._src.core.rules import Target
-from gradclip._src.core.scopes import Scope
 from gradclip._src.core.values import Array
 
 

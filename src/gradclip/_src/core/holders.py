@@ -14,10 +14,9 @@ import numpy as np
 
 from gradclip._src.core import nonfinite, norms
 from gradclip._src.core.arrays import Arrays
-from gradclip._src.core.layouts import Groups, Several
+from gradclip._src.core.layouts import Groups, Scope, Several
 from gradclip._src.core.norms import Norm, Order
 from gradclip._src.core.protocols import Backend, is_concrete
-from gradclip._src.core.scopes import Scope
 
 Check = Callable[[Arrays, float, float], bool]
 """From arrays, an order p and a threshold: whether the global norm is at most the threshold, in exact arithmetic."""

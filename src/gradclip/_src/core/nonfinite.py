@@ -22,7 +22,7 @@ from gradclip._src.words import listed, shown
 
 if TYPE_CHECKING:
     from gradclip._src.core.protocols import Backend
-    from gradclip._src.core.records import Coefficient
+    from gradclip._src.core.rules import Coefficient
     from gradclip._src.core.values import Array
     from gradclip.typing import Policy
 

@@ -65,7 +65,7 @@ import numpy as np
 
 from gradclip._src.core.formats import FLOAT16, FLOAT32, FLOAT64, Format
 from gradclip._src.core.protocols import Backend
-from gradclip._src.core.records import OneFactor
+from gradclip._src.core.rules import OneFactor
 from gradclip._src.core.values import Array
 
 if TYPE_CHECKING:

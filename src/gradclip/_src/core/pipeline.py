@@ -12,11 +12,10 @@ from gradclip._src.core.arrays import Arrays
 from gradclip._src.core.coefficient import exceeds
 from gradclip._src.core.decision import Clipping, Decision, decided
 from gradclip._src.core.holders import Held, Measured
-from gradclip._src.core.layouts import Groups, Layout, Rows, Several
+from gradclip._src.core.layouts import LAYER, TREE, Groups, Layout, Rows, Scope, Several
 from gradclip._src.core.norms import Norm, Order, settled
 from gradclip._src.core.protocols import Backend, HostBackend, is_concrete
-from gradclip._src.core.records import OneFactor, Seen
-from gradclip._src.core.scopes import LAYER, TREE, Scope
+from gradclip._src.core.rules import OneFactor, Seen
 from gradclip._src.core.several import in_lines, of_lines, quickly
 from gradclip._src.core.together import decide_together, part_of
 from gradclip._src.core.values import Array

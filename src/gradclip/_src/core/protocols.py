@@ -14,7 +14,7 @@ from gradclip._src.core.arrays import Arrays
 from gradclip._src.core.formats import Format
 from gradclip._src.core.layouts import Layout
 from gradclip._src.core.norms import Norm, Order
-from gradclip._src.core.records import Coefficient, Into, OneFactor, Rule
+from gradclip._src.core.rules import Coefficient, Into, OneFactor, Rule
 from gradclip._src.core.values import Arithmetic, Array
 
 if TYPE_CHECKING:

@@ -15,11 +15,10 @@ from gradclip._src.core.arrays import Arrays
 from gradclip._src.core.coefficient import coefficient, needs_split, open_between
 from gradclip._src.core.formats import FLOAT64, format_of
 from gradclip._src.core.holders import ALONE, Holders
-from gradclip._src.core.layouts import Groups, Layout, Several
+from gradclip._src.core.layouts import Groups, Layout, Scope, Several
 from gradclip._src.core.norms import Norm, Order
 from gradclip._src.core.protocols import Backend, HostBackend, is_concrete
-from gradclip._src.core.records import Coefficient, Factors
-from gradclip._src.core.scopes import Scope
+from gradclip._src.core.rules import Coefficient, Factors
 
 if TYPE_CHECKING:
     from gradclip._src.core.units import Adaptive

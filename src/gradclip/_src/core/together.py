@@ -13,7 +13,7 @@ from gradclip._src.core.holders import Held, Holders, Together
 from gradclip._src.core.layouts import Groups, Several
 from gradclip._src.core.norms import Norm, Order, settled
 from gradclip._src.core.protocols import Backend
-from gradclip._src.core.records import Coefficient
+from gradclip._src.core.rules import Coefficient
 from gradclip._src.core.several import Each, Following
 
 

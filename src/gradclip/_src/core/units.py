@@ -20,10 +20,10 @@ import numpy as np
 from gradclip._src.core.arrays import Arrays
 from gradclip._src.core.derivative import At, ClipRule
 from gradclip._src.core.formats import FLOAT64
+from gradclip._src.core.layouts import Scope
 from gradclip._src.core.nonfinite import PROPAGATE
 from gradclip._src.core.norms import Norm, Order
 from gradclip._src.core.protocols import Backend
-from gradclip._src.core.scopes import Scope
 from gradclip._src.core.values import Array
 
 _COARSE = FLOAT64.tiny * 2.0**22

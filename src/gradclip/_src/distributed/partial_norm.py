@@ -26,13 +26,38 @@ from gradclip._src.core.norms import Norm, Order
 from gradclip._src.core.pipeline import decide
 from gradclip._src.core.protocols import Backend
 from gradclip._src.core.rules import CLIP
-from gradclip._src.distributed.partial_text import from_plain, number, plain, refuse_constant
 from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.passed.choice import choice_of
 from gradclip._src.passed.leaves import counted_part, prepared
-from gradclip._src.words import shown
+from gradclip._src.words import shown, typed
 from gradclip.typing import Integers, Ord, Policy, Threshold, Tree, Where
+
+
+def number(name: str, value: object) -> float:
+    """Return a number as a float. Raises TypeError if it is not a number, ValueError if it is too large."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must hold numbers, got {typed(value)}.")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name} must hold numbers in the range of float64, got a larger one.") from None
+
+
+def plain(value: float) -> float | str:
+    """Return a number as JSON can hold it: a non-finite one as text."""
+    return value if math.isfinite(value) else str(float(value))
+
+
+def from_plain(value: object) -> Any:
+    """Return the number that `plain` wrote, or anything else unchanged."""
+    return float(value) if isinstance(value, str) and value in ("nan", "inf", "-inf") else value
+
+
+def refuse_constant(name: str) -> None:
+    """Raise a ValueError for a constant that JSON lacks, such as NaN."""
+    raise ValueError(f"{name} is not valid JSON. Write it as a string.")
+
 
 _MOST_PARTS = 2**40
 """The most parts whose accumulators fit in float64. `core/accumulators.py` has the proof."""

@@ -48,21 +48,72 @@ from gradclip._src.core import accumulators
 from gradclip._src.core.arrays import Arrays
 from gradclip._src.core.each_norm import EachNorm
 from gradclip._src.core.formats import FLOAT64
-from gradclip._src.core.holders import Check, Holders
+from gradclip._src.core.holders import Check, Held, Holders, Together
+from gradclip._src.core.layouts import Groups
 from gradclip._src.core.nonfinite import PROPAGATE, Nonfinite, explained, nonfinite_leaves
 from gradclip._src.core.norms import Norm, Order
 from gradclip._src.core.protocols import Backend, is_concrete
 from gradclip._src.core.values import Array
 from gradclip._src.distributed.agreement import Asked, Replicas, asked, marks, raise_problem, replicas_explained
 from gradclip._src.distributed.attempts import Attempts
-from gradclip._src.distributed.lacking import filled as filled_up
 from gradclip._src.distributed.many_norms import ManyNorms
 from gradclip._src.distributed.sent import filled, flags
 from gradclip._src.distributed.shardings import Shardings
 from gradclip._src.distributed.unsaid import check_shows_units
-from gradclip._src.distributed.watching import Watching
 from gradclip._src.passed.parameters import ParameterList
 from gradclip.typing import Threshold
+
+
+def filled_up(params: ParameterList, nothing: Callable[[Any], Any]) -> ParameterList:
+    """Return parameters with an array without elements in the place of each gradient that is missing here.
+
+    `nothing` returns that array for a parameter.
+    """
+    lacking = [index for index, grad in enumerate(params.gradients) if grad is None]
+    if not lacking or params.tree is not None:
+        return params
+    params.check_all_hold()
+    params.check_no_engine_holds(some_lack=True)
+    parameters = {id(params.parameters[index]): params.parameters[index] for index in lacking}
+    made = {key: nothing(parameter) for key, parameter in parameters.items()}
+    every = zip(params.parameters, params.gradients, strict=True)
+    return params.with_gradients([made.get(id(p)) if grad is None else grad for p, grad in every])
+
+
+class Watching:
+    """What takes the norm of each gradient on this process, if anything.
+
+    The norms need one more reduction, in which all processes take part as soon as one of them asks for the norms: a
+    monitor may be on one process only. They are measured once, before the gradients are scaled. `nothing` is as in
+    `filled_up`.
+    """
+
+    def __init__(self, params: ParameterList, each: EachNorm | None, nothing: Callable[[Any], Any]) -> None:
+        self._params, self._each, self._nothing = params, each, nothing
+        self._asks = True
+
+    def asking(self, order: Order) -> float:
+        """Return 1 if this process asks for the norms, else 0."""
+        return float(self._asks and self._each is not None and self._each.wants(order))
+
+    def measure(self, backend: Backend, arrays: Arrays, order: Order, together: Together) -> None:
+        """Measure the norms together with the other processes. `arrays` are the gradients of this process."""
+        self._asks = False
+        params = self._params
+        first = {id(p): number for number, p in reversed(list(enumerate(params.parameters)))}
+        numbers = sorted(first.values())
+        lacking = [params.gradients[number] is None for number in numbers]
+        if any(lacking):
+            own, every = iter(arrays.sources), filled_up(params, self._nothing).gradients
+            each = zip(numbers, lacking, strict=True)
+            arrays = backend.enter([every[number] if lacks else next(own) for number, lacks in each])
+        (norm,) = together.measure_parts(backend, [Held(arrays, Groups.each_alone(len(numbers)))], order)
+        if self._each is not None:
+            values = norm.product()
+            # A gradient that no process has is no layer.
+            some = [i for i, lacks in enumerate(lacking) if not lacks or values[i] != 0]
+            self._each.put(values[some], [params.name(numbers[i]) for i in some])
+
 
 _NORMS, _FLOAT64, _FAILED, _DIFFER = range(4)
 """The indices of the flags."""

@@ -8,10 +8,10 @@ from typing import Any
 from gradclip._src.backends.registry import find
 from gradclip._src.core.decision import Clipping
 from gradclip._src.core.derivative import ValueRule
+from gradclip._src.core.layouts import LAYER
 from gradclip._src.core.nonfinite import Nonfinite
 from gradclip._src.core.norms import Order
 from gradclip._src.core.rules import CLIP
-from gradclip._src.core.scopes import LAYER
 from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.functional.driver import clip_groups, leaves_of, norms_of_groups
 from gradclip._src.passed.arguments import check_real, check_threshold, is_single_threshold, scalar_array

@@ -18,14 +18,12 @@ from gradclip._src.backends.registry import find
 from gradclip._src.core.arrays import Arrays, raise_named
 from gradclip._src.core.decision import Clipping
 from gradclip._src.core.holders import ALONE, Holders
-from gradclip._src.core.layouts import Groups, Rows, Several
+from gradclip._src.core.layouts import LAYER, Groups, Rows, Scope, Several
 from gradclip._src.core.nonfinite import PROPAGATE
 from gradclip._src.core.norms import Order
 from gradclip._src.core.pipeline import decide, measure_all
 from gradclip._src.core.protocols import Backend, HostBackend, is_concrete
-from gradclip._src.core.records import Into
-from gradclip._src.core.rules import CLIP
-from gradclip._src.core.scopes import LAYER, Scope
+from gradclip._src.core.rules import CLIP, Into
 from gradclip._src.core.several import Each, Following, left_norms
 from gradclip._src.core.units import Adaptive
 from gradclip._src.distributed.mesh_axes import holders_of, over_axes

@@ -16,8 +16,8 @@ from gradclip._src.backends.on_host import host_arrays
 from gradclip._src.backends.registry import find
 from gradclip._src.core.arrays import Arrays
 from gradclip._src.core.coefficient import exceeds, undecided
+from gradclip._src.core.layouts import TREE
 from gradclip._src.core.norms import Order
-from gradclip._src.core.scopes import TREE
 from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.passed.choice import choice_of

@@ -18,7 +18,7 @@ from gradclip._src.backends.torch.distributed import device_for
 from gradclip._src.backends.torch.process_groups import Group
 from gradclip._src.core.nonfinite import Nonfinite
 from gradclip._src.core.norms import Order
-from gradclip._src.core.records import Seen
+from gradclip._src.core.rules import Seen
 from gradclip._src.fused.claims import check_free, claim
 from gradclip._src.passed.arguments import check_monitor, check_threshold
 from gradclip.typing import Policy, Scalar, Threshold

@@ -38,8 +38,7 @@ from gradclip._src.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip._src.core.norms import Order
 from gradclip._src.core.pipeline import decide, seen
 from gradclip._src.core.protocols import Backend
-from gradclip._src.core.records import Coefficient, Seen
-from gradclip._src.core.rules import CLIP
+from gradclip._src.core.rules import CLIP, Coefficient, Seen
 from gradclip._src.core.values import Array
 from gradclip._src.distributed.processes import ONE_PROCESS, Processes, processes_of, telling
 from gradclip._src.flush_mode import with_subnormals

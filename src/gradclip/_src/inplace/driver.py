@@ -15,7 +15,7 @@ from gradclip._src.core.layouts import Groups, Several
 from gradclip._src.core.norms import Norm, Order
 from gradclip._src.core.pipeline import decide, decide_jointly, seen
 from gradclip._src.core.protocols import Backend
-from gradclip._src.core.records import OneFactor, Seen
+from gradclip._src.core.rules import OneFactor, Seen
 from gradclip._src.core.several import Each, Following, left_norms
 from gradclip._src.core.several import together as as_vector
 from gradclip._src.core.together import entries_of, measured, part_of

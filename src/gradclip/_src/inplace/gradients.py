@@ -8,21 +8,51 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradclip._src.backends import USUAL, Shards, any_distributed
-from gradclip._src.backends.registry import all_known, entry_of, find, framework_of, known, lies_itself, may_be_weights
+from gradclip._src.backends.registry import (
+    all_known,
+    entry_of,
+    find,
+    framework_of,
+    known,
+    lies_itself,
+    load,
+    may_be_weights,
+)
 from gradclip._src.core.arrays import Arrays
 from gradclip._src.core.decision import Clipping, Decision
 from gradclip._src.core.formats import format_of
 from gradclip._src.core.nonfinite import PROPAGATE
 from gradclip._src.core.protocols import Backend
-from gradclip._src.core.records import Into
+from gradclip._src.core.rules import Into
 from gradclip._src.core.values import Array
 from gradclip._src.distributed.processes import ONE_PROCESS, Processes
 from gradclip._src.inplace.choice import without_integers
-from gradclip._src.inplace.refused import refuse_bare_gradients, refuse_leaf
 from gradclip._src.passed.leaves import counted
 from gradclip._src.passed.parameters import ParameterList
 from gradclip._src.tree import FlatTree
 from gradclip._src.words import listed
+
+
+def refuse_leaf(flat: FlatTree) -> None:
+    """Raise a TypeError that names the first leaf of a tree that cannot be written in place."""
+    for leaf, path in zip(flat.leaves, flat.paths(), strict=True):
+        if not (isinstance(leaf, np.ndarray) or lies_itself(leaf)):
+            raise TypeError(
+                f"a tree to clip in place must hold only NumPy arrays, got {type(leaf).__name__} at "
+                f"{path or 'the gradient'}. Pass NumPy arrays, or parameters with a .grad. For other arrays, call "
+                "gradclip.clip_by_global_norm, which returns new ones."
+            )
+
+
+def refuse_bare_gradients(parameters: Sequence[Any]) -> None:
+    """Raise a ValueError that names the first parameter that looks like a gradient."""
+    for index, parameter in enumerate(parameters):
+        entry = entry_of(parameter)
+        if entry is not None and load(entry).is_bare(parameter):
+            raise ValueError(
+                f"parameters[{index}] has no .grad and does not require one, so it looks like a gradient. Pass the "
+                "parameters. To clip the gradients themselves, call gradclip.clip_by_global_norm."
+            )
 
 
 @dataclass(frozen=True)

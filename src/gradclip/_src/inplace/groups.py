@@ -22,8 +22,7 @@ from gradclip._src.core.layouts import Groups
 from gradclip._src.core.nonfinite import Nonfinite
 from gradclip._src.core.norms import Norm, Order, of_all, of_numbers
 from gradclip._src.core.pipeline import seen
-from gradclip._src.core.records import Seen
-from gradclip._src.core.rules import CLIP
+from gradclip._src.core.rules import CLIP, Seen
 from gradclip._src.core.values import Array
 from gradclip._src.distributed.processes import ONE_PROCESS, Processes
 from gradclip._src.inplace.driver import clip_jointly

@@ -20,8 +20,7 @@ from gradclip._src.core.each_norm import EachNorm
 from gradclip._src.core.holders import ALONE
 from gradclip._src.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip._src.core.norms import Order
-from gradclip._src.core.records import Seen
-from gradclip._src.core.rules import CLIP
+from gradclip._src.core.rules import CLIP, Seen
 from gradclip._src.distributed.processes import processes_of, telling
 from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.inplace.choice import chosen

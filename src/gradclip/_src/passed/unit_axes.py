@@ -6,9 +6,8 @@ from functools import lru_cache, partial
 from typing import Any
 
 from gradclip._src.backends.registry import entries_of, entry_of, known, load
-from gradclip._src.core.layouts import Rows
+from gradclip._src.core.layouts import Rows, Scope, units_along, units_of_layer
 from gradclip._src.core.protocols import Backend
-from gradclip._src.core.scopes import Scope, units_along, units_of_layer
 from gradclip._src.core.units import Adaptive
 from gradclip._src.core.values import shape_of
 from gradclip._src.passed.arguments import check_threshold, is_array, is_single_threshold, scalar_array

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from gradclip._src.core.formats import SUPPORTED, bare_name, format_named, is_complex_name
-from gradclip._src.core.scopes import EXAMPLE, TREE, Scope
+from gradclip._src.core.layouts import EXAMPLE, TREE, Scope
 from gradclip._src.per_example.microbatches import Memory
 from gradclip._src.per_example.quantities import as_count
 from gradclip._src.per_example.rounding import ASSUMED_ELEMENTS, FactoredGradients

@@ -21,12 +21,12 @@ from gradclip._src.core.decision import Clipping
 from gradclip._src.core.derivative import ClipRule
 from gradclip._src.core.formats import FLOAT64
 from gradclip._src.core.holders import ALONE
+from gradclip._src.core.layouts import EXAMPLE, EXAMPLE_ALONE
 from gradclip._src.core.nonfinite import SKIP, Nonfinite
 from gradclip._src.core.norms import EUCLIDEAN, Norm, norm_dtype, relative_error, settled
 from gradclip._src.core.pipeline import decide
 from gradclip._src.core.protocols import Backend
 from gradclip._src.core.rules import Target, known_rule_for_sums, rule_for_sums
-from gradclip._src.core.scopes import EXAMPLE, EXAMPLE_ALONE
 from gradclip._src.core.values import Array
 from gradclip._src.look import Look
 from gradclip._src.passed.arguments import check_real, check_threshold, scalar_array

@@ -20,7 +20,7 @@ from gradclip._src.core.formats import (
     is_complex,
     low_bits_mask,
 )
-from gradclip._src.core.scopes import Scope
+from gradclip._src.core.layouts import Scope
 from gradclip._src.native import Described, describe_buffers
 
 _CHUNK = 1 << 15  # elements: 256 KiB in float64, small enough for the cache

@@ -27,16 +27,15 @@ from gradclip._src.backends.portable import Portable
 from gradclip._src.backends.sums import ENOUGH, examples_sum_error, filled, kernels_sum_error
 from gradclip._src.core.arrays import Arrays, checked_dtype
 from gradclip._src.core.formats import BFLOAT16, FLOAT64, SUPPORTED, bare_name, is_complex, sum_dtype
-from gradclip._src.core.layouts import Groups, Layout, Several
+from gradclip._src.core.layouts import Groups, Layout, Scope, Several
 from gradclip._src.core.memory import Region, region_of_array
 from gradclip._src.core.norms import Norm, Order
 from gradclip._src.core.protocols import HostBackend
-from gradclip._src.core.records import Into
-from gradclip._src.core.scopes import Scope
+from gradclip._src.core.rules import Into
 from gradclip._src.core.values import Array
 
 if TYPE_CHECKING:
-    from gradclip._src.core.records import Coefficient, Rule
+    from gradclip._src.core.rules import Coefficient, Rule
     from gradclip._src.native._kernels import Arrays as KernelArrays
 
 _COPIED = 1 << 18  # numbers at a time, small enough for the copies to stay in cache

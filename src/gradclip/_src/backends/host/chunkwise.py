@@ -22,10 +22,10 @@ from gradclip._src.backends.host.arrays import (
 )
 from gradclip._src.backends.sums import raised
 from gradclip._src.core.formats import FLOAT64, Format, format_of, is_complex, product_format
-from gradclip._src.core.scopes import Scope
+from gradclip._src.core.layouts import Scope
 
 if TYPE_CHECKING:
-    from gradclip._src.core.records import Coefficient, Factors
+    from gradclip._src.core.rules import Coefficient, Factors
 
 
 def power_sum_of(x: HostArray, p: float, scope: Scope, divisor: np.ndarray | np.generic | float | None) -> Any:

@@ -16,7 +16,7 @@ from gradclip._src.core.arrays import Arrays
 from gradclip._src.core.formats import FLOAT64
 from gradclip._src.core.layouts import Groups, Rows, Several
 from gradclip._src.core.norms import Norm, Order, norm_dtype
-from gradclip._src.core.records import Coefficient, Factors
+from gradclip._src.core.rules import Coefficient, Factors
 from gradclip._src.native import Described, describe_buffers
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from gradclip._src.core.arrays import Arrays
 from gradclip._src.core.layouts import Groups, Layout, Rows
 
 if TYPE_CHECKING:
-    from gradclip._src.core.records import Coefficient, Factors
+    from gradclip._src.core.rules import Coefficient, Factors
     from gradclip._src.native._kernels import Arrays as KernelArrays
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from gradclip._src.backends.jax.operations import FLUSHED, as_integers, as_rows, both_kinds, either, sum_by_rows, sums
 from gradclip._src.backends.sums import halving_sum, raised
 from gradclip._src.core.formats import FLOAT64, format_of, is_complex
-from gradclip._src.core.records import Coefficient, Factors, Rule
+from gradclip._src.core.rules import Coefficient, Factors, Rule
 
 _AT_A_TIME = 32
 

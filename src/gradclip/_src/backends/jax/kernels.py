@@ -25,11 +25,11 @@ from gradclip._src.backends.jax.traced import JaxTraced
 from gradclip._src.backends.sums import ENOUGH, examples_sum_error, kernels_sum_error
 from gradclip._src.core.arrays import Arrays
 from gradclip._src.core.formats import FLOAT64, Format, is_complex
+from gradclip._src.core.layouts import Scope
 from gradclip._src.core.protocols import Backend
-from gradclip._src.core.scopes import Scope
 
 if TYPE_CHECKING:
-    from gradclip._src.core.records import Rule
+    from gradclip._src.core.rules import Rule
 
 
 class JaxKernels(JaxTraced):

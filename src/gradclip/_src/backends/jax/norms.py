@@ -18,7 +18,7 @@ from gradclip._src.backends.portable import Portable
 from gradclip._src.backends.sums import raised
 from gradclip._src.core.arrays import Arrays
 from gradclip._src.core.formats import FLOAT32, FLOAT64, Format, format_of, is_complex
-from gradclip._src.core.scopes import Scope
+from gradclip._src.core.layouts import Scope
 
 _SMALL, _BIG = 2.0**-400, 2.0**480
 _UNIT = 2.0**600  # big numbers are in this unit, small ones in its inverse

@@ -17,7 +17,7 @@ from gradclip._src.backends.jax.placement import varying_alike
 from gradclip._src.core.formats import BFLOAT16, FLOAT32, format_of
 
 if TYPE_CHECKING:
-    from gradclip._src.core.records import Coefficient
+    from gradclip._src.core.rules import Coefficient
 
 FLUSHED = frozenset({FLOAT32, BFLOAT16})
 """Formats with subnormals that XLA's CPU code reads as zero, although float64 can hold them."""

@@ -35,10 +35,10 @@ from gradclip._src.core.formats import (
 )
 from gradclip._src.core.layouts import Layout
 from gradclip._src.core.protocols import Backend
-from gradclip._src.core.records import Into
+from gradclip._src.core.rules import Into
 
 if TYPE_CHECKING:
-    from gradclip._src.core.records import Coefficient
+    from gradclip._src.core.rules import Coefficient
 
 
 class Zeroed(Arrays):

@@ -23,10 +23,10 @@ from gradclip._src.core.arrays import Arrays, checked_dtype
 from gradclip._src.core.formats import BFLOAT16, dtype_name
 from gradclip._src.core.layouts import Layout
 from gradclip._src.core.protocols import HostBackend
-from gradclip._src.core.records import Into
+from gradclip._src.core.rules import Into
 
 if TYPE_CHECKING:
-    from gradclip._src.core.records import Coefficient
+    from gradclip._src.core.rules import Coefficient
     from gradclip._src.native._kernels import Arrays as KernelArrays
 
 FLOATING = {tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.complex64, tf.complex128}

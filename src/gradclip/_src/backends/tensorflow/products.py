@@ -12,7 +12,7 @@ from gradclip._src.core.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Form
 from gradclip._src.core.values import elements_of
 
 if TYPE_CHECKING:
-    from gradclip._src.core.records import OneFactor
+    from gradclip._src.core.rules import OneFactor
 
 Numbers = dict[str, tf.Tensor]
 

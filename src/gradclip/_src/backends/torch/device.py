@@ -33,12 +33,11 @@ from gradclip._src.backends.torch.tensors import (
 )
 from gradclip._src.core.arrays import Arrays
 from gradclip._src.core.formats import FLOAT16, FLOAT32, FLOAT64, Format, sum_dtype
-from gradclip._src.core.layouts import Layout, Several
+from gradclip._src.core.layouts import Layout, Scope, Several
 from gradclip._src.core.memory import Region
 from gradclip._src.core.norms import Norm, Order, relative_error
 from gradclip._src.core.protocols import Backend
-from gradclip._src.core.records import Coefficient, Into, OneFactor
-from gradclip._src.core.scopes import Scope
+from gradclip._src.core.rules import Coefficient, Into, OneFactor
 from gradclip._src.flush_mode import caller_flushes
 
 # Apple GPUs have no float64, and an XLA device may be a TPU.

@@ -27,11 +27,11 @@ from gradclip._src.backends.portable import Portable
 from gradclip._src.backends.sums import halving_sum
 from gradclip._src.core.arrays import Arrays
 from gradclip._src.core.formats import FLOAT64
-from gradclip._src.core.records import Rule
-from gradclip._src.core.scopes import Scope
+from gradclip._src.core.layouts import Scope
+from gradclip._src.core.rules import Rule
 
 if TYPE_CHECKING:
-    from gradclip._src.core.records import Coefficient
+    from gradclip._src.core.rules import Coefficient
 
 _BLOCK = 1 << 22  # elements: their float64 copy takes 32 MiB; a copy of the whole batch might not fit
 _LOWEST = 2.0**-800  # the smallest numerator with quotients in the normal range

@@ -25,11 +25,11 @@ from gradclip._src.backends.torch.tensors import sent
 from gradclip._src.core.formats import dtype_name
 from gradclip._src.core.nonfinite import Nonfinite
 from gradclip._src.core.norms import Order
-from gradclip._src.core.records import Seen
+from gradclip._src.core.rules import Seen
 
 if TYPE_CHECKING:
     from gradclip._src.core.arrays import Arrays
-    from gradclip._src.core.records import OneFactor
+    from gradclip._src.core.rules import OneFactor
 
 
 # Thresholds that the kernels read.

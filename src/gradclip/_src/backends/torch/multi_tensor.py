@@ -26,7 +26,7 @@ from gradclip._src.core.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Form
 
 if TYPE_CHECKING:
     from gradclip._src.core.arrays import Arrays
-    from gradclip._src.core.records import OneFactor
+    from gradclip._src.core.rules import OneFactor
 
 _FORMATS = {torch.float64: FLOAT64, torch.float32: FLOAT32, torch.float16: FLOAT16, torch.bfloat16: BFLOAT16}
 _BITS = {

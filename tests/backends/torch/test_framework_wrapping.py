@@ -7,7 +7,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import gradclip
-from gradclip._src.backends.torch.wrapping import Wrapped
+from gradclip._src.backends.torch.framework import Wrapped
 from gradclip.integrations.torch import clip_in_backward, fold_into
 
 

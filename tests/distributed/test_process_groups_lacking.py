@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import torch
 
 from gradclip._src.backends.torch.distributed import nothing_like
-from gradclip._src.distributed.lacking import filled
+from gradclip._src.distributed.process_groups import filled_up
 from gradclip._src.passed.parameters import ParameterList
 
 ROWS = partial(nothing_like, shape=lambda part: (part.shape[0], 0), device=torch.device("cpu"))
@@ -15,7 +15,7 @@ ROWS = partial(nothing_like, shape=lambda part: (part.shape[0], 0), device=torch
 def test_missing_gradients_are_filled_and_others_kept():
     p, q = torch.nn.Parameter(torch.ones(2, 3, dtype=torch.float64)), torch.nn.Parameter(torch.ones(4))
     q.grad = torch.ones(4)
-    first, second, again = filled(ParameterList.of([p, q, p]), ROWS).gradients
+    first, second, again = filled_up(ParameterList.of([p, q, p]), ROWS).gradients
     assert first.shape == (2, 0)
     assert first.dtype == torch.float64
     assert second is q.grad
@@ -27,9 +27,9 @@ def test_lists_without_gaps_stay_as_they_are():
     q = torch.nn.Parameter(torch.ones(4))
     q.grad = torch.ones(4)
     params = ParameterList.of([q])
-    assert filled(params, ROWS) is params
+    assert filled_up(params, ROWS) is params
 
 
 def test_parameters_that_are_no_tensors_get_one_on_the_device():
-    (made,) = filled(ParameterList.of([SimpleNamespace(grad=None)]), ROWS).gradients
+    (made,) = filled_up(ParameterList.of([SimpleNamespace(grad=None)]), ROWS).gradients
     assert made.shape == (0,)

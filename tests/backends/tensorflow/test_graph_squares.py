@@ -8,10 +8,10 @@ import pytest
 import tensorflow as tf
 
 import gradclip
-from gradclip._src.backends.tensorflow.graph import Graph
-from gradclip._src.backends.tensorflow.squares import (
+from gradclip._src.backends.tensorflow.graph import (
     ERROR_AT_A_TIME,
     LARGE,
+    Graph,
     compiled_by_xla,
     in_pieces,
     is_large,

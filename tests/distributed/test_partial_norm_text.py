@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from gradclip._src.distributed.partial_text import from_plain, number, plain, refuse_constant
+from gradclip._src.distributed.partial_norm import from_plain, number, plain, refuse_constant
 
 
 @pytest.mark.parametrize("value", [0.0, -1.5, 1e308, 5e-324, math.inf, -math.inf])

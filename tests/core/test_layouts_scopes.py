@@ -14,12 +14,11 @@ from gradclip._src.backends.registry import find
 from gradclip._src.core.decision import Clipping
 from gradclip._src.core.derivative import ClipRule
 from gradclip._src.core.holders import ALONE
+from gradclip._src.core.layouts import EXAMPLE, LAYER, TREE, Scope, units_along, units_of_layer
 from gradclip._src.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip._src.core.norms import Order
 from gradclip._src.core.pipeline import decide
-from gradclip._src.core.records import Coefficient, Factors, Into
-from gradclip._src.core.rules import CLIP
-from gradclip._src.core.scopes import EXAMPLE, LAYER, TREE, Scope, units_along, units_of_layer
+from gradclip._src.core.rules import CLIP, Coefficient, Factors, Into
 
 ROW = Scope("row", lambda ndim: (0,) if ndim > 1 else ())
 LAST_AXIS = Scope("last axis", lambda ndim: (-1,))

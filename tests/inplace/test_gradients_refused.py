@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from gradclip._src.inplace.refused import refuse_bare_gradients, refuse_leaf
+from gradclip._src.inplace.gradients import refuse_bare_gradients, refuse_leaf
 from gradclip._src.tree import flatten
 
 
