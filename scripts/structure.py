@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1] / "src" / "gradclip"
 # The classes whose members a framework may have to know, by whom they describe.
-OF_BACKENDS = ["Arithmetic", "Enter", "Reduce", "Scale", "Batch", "Leave", "InPlace", "Held"]
+OF_BACKENDS = ["Arithmetic", "Enter", "Reduce", "Scale", "ExampleSums", "Leave", "InPlace", "Sharded"]
 DESCRIBED = {
     "Backend": [*OF_BACKENDS, "HostBackend"],
     "Framework": ["Framework"],

@@ -9,7 +9,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Call(NamedTuple):
+class AnnouncedCall(NamedTuple):
     """A call that has clipped: the function's name, the arguments that were passed, by name, and what it returned.
 
     Among the arguments, an iterator of parameters is a list.
@@ -20,7 +20,7 @@ class Call(NamedTuple):
     result: Any
 
 
-listeners: list[Callable[[Call], None]] = []
+listeners: list[Callable[[AnnouncedCall], None]] = []
 
 
 def announced(function: Callable[P, R]) -> Callable[P, R]:
@@ -45,5 +45,5 @@ def _told(function: Callable[..., R], names: Sequence[str], args: tuple[Any, ...
         args, kwargs = ((parameters, *args[1:]), kwargs) if args else ((), {**kwargs, "parameters": parameters})
     result = function(*args, **kwargs)
     for listener in tuple(listeners):  # one may stop listening when it is called
-        listener(Call(function.__name__, given, result))
+        listener(AnnouncedCall(function.__name__, given, result))
     return result

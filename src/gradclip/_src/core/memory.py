@@ -67,7 +67,7 @@ class Region:
         """Return an array that lies as far above address 1 as this one above `address`. It must not be read."""
 
         # NumPy can tell whether strided arrays overlap. It compares only addresses, never values.
-        class At:
+        class ArrayInterface:
             __array_interface__ = {  # noqa: RUF012
                 "data": (self.address - address + 1, True),
                 "shape": tuple(count for _, count in self.axes),
@@ -76,7 +76,7 @@ class Region:
                 "version": 3,
             }
 
-        return np.asarray(At())
+        return np.asarray(ArrayInterface())
 
 
 def region_of_array(array: np.ndarray) -> Region | None:

@@ -87,7 +87,7 @@ class Scale(Protocol):
         """Return the function of leaves, threshold and mask with the derivative defined by the rule."""
 
 
-class Batch(Protocol):
+class ExampleSums(Protocol):
     """Sums over a batch of examples. The examples are along the first axis."""
 
     def examples_error(self, arrays: Arrays, count: int) -> float | None:
@@ -158,7 +158,7 @@ class InPlace(Protocol):
         """Replace NaN and infinities by zeros in place, in writable arrays that `multi_tensor` knows."""
 
 
-class Held(Protocol):
+class Sharded(Protocol):
     """Arrays sharded over several devices, and layers whose norms can be computed as one vector."""
 
     def vectorisable_with(self, arrays: Sequence[Any]) -> Hashable | None:
@@ -174,7 +174,7 @@ class Held(Protocol):
         """
 
 
-class Backend(Arithmetic, Enter, Reduce, Scale, Batch, Leave, InPlace, Held, Protocol):
+class Backend(Arithmetic, Enter, Reduce, Scale, ExampleSums, Leave, InPlace, Sharded, Protocol):
     """Everything the core asks of a framework."""
 
 

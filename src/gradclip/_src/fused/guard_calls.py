@@ -130,7 +130,7 @@ def _tell(call: ClipCall) -> None:
         watcher.clipped(call)
 
 
-def _heard(call: announced.Call) -> None:
+def _heard(call: announced.AnnouncedCall) -> None:
     """Tell of a call of gradclip."""
     if torch.compiler.is_compiling():
         return
