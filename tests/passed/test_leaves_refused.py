@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gradclip
-from gradclip._src.functional.differentiable import Batch
+from gradclip._src.functional.differentiable import DifferentiableClip
 
 REFUSED = {
     "NumPy, float8": (np.asarray, lambda: np.ones((2, 2), ml_dtypes.float8_e4m3fn)),
@@ -103,7 +103,7 @@ def test_a_type_error_that_no_leaf_explains_stays_as_it_is(call, monkeypatch):
     def refuse(*_, **__):
         raise TypeError("the compiler is lost")
 
-    monkeypatch.setattr(Batch, "run", refuse)
+    monkeypatch.setattr(DifferentiableClip, "run", refuse)
     tree = {"a": jnp.ones((1, 2)), "b": jnp.ones((2, 2))}
     with pytest.raises(TypeError, match=r"^the compiler is lost"):
         jax.jit(lambda tree: call(tree, tree))(tree)

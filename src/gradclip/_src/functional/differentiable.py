@@ -48,7 +48,7 @@ def shared_threshold(backend: Backend, thresholds: Sequence[Any], given: Sequenc
 
 
 @dataclass(frozen=True)
-class Batch:
+class DifferentiableClip:
     """Leaves to clip in one call. It holds no traced array: JAX keeps the values that functions of its rules capture.
 
     `outline` names the leaves. With `adaptive`, thresholds follow from the arrays beside the leaves.
@@ -73,7 +73,7 @@ class Batch:
         outline: FlatTree,
         scope: Scope = LAYER,
         adaptive: Adaptive | None = None,
-    ) -> "Batch":
+    ) -> "DifferentiableClip":
         """Return the batch of one group with a scope, or of several groups. The outline has the leaves' patterns."""
         indices = [index for group in groups for index in group]
         layout = scope if len(groups) == 1 else Groups.consecutive(groups)

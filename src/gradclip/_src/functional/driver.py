@@ -28,7 +28,7 @@ from gradclip._src.core.several import Each, Following, left_norms
 from gradclip._src.core.units import Adaptive
 from gradclip._src.distributed.mesh_axes import holders_of, over_axes
 from gradclip._src.distributed.processes import processes_of
-from gradclip._src.functional.differentiable import Batch, batches_of, shared_threshold
+from gradclip._src.functional.differentiable import DifferentiableClip, batches_of, shared_threshold
 from gradclip._src.inplace.gradients import Gradients
 from gradclip._src.look import NO_LIMIT, Look, known_threshold, known_thresholds, read, read_on_device
 from gradclip._src.passed.arguments import check_thresholds, of_each, scalar_array, warn_of_parameters
@@ -39,7 +39,7 @@ from gradclip._src.passed.unit_axes import adaptive_of, check_shapes, parameters
 from gradclip._src.tree import FlatTree, flattened
 from gradclip.typing import AxisName, Integers, UnitAxis, Where
 
-_Run = tuple[Sequence[int], Batch, Any, Sequence[Any]]
+_Run = tuple[Sequence[int], DifferentiableClip, Any, Sequence[Any]]
 """The numbers of norms, the batch that they come from, its thresholds if they are an array, and what is beside it."""
 
 
@@ -227,7 +227,7 @@ def _batches(
     for numbers in batches_of(backend, flat.leaves, groups, thresholds[0]):
         known, traced = shared_threshold(backend, *([each[n] for n in numbers] for each in thresholds))
         asked = replace(clipping, max_norm=known)
-        yield numbers, Batch.of(backend, holders, [groups[n] for n in numbers], asked, outline), traced, ()
+        yield numbers, DifferentiableClip.of(backend, holders, [groups[n] for n in numbers], asked, outline), traced, ()
 
 
 def _run(
@@ -329,7 +329,7 @@ def _clip_one_by_one(
 ) -> tuple[list[Any], Any]:
     outline = flat.outline(backend.types_of(flat.leaves))
     batches = [
-        ([index], Batch.of(backend, ALONE, [[index]], asked, outline, scope, adaptive), traced, more)
+        ([index], DifferentiableClip.of(backend, ALONE, [[index]], asked, outline, scope, adaptive), traced, more)
         for index, (asked, scope, traced, more) in enumerate(zip(clippings, scopes, given, beside, strict=True))
     ]
     leaves, norms = _run(flat, batches, len(batches))

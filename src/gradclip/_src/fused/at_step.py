@@ -23,7 +23,7 @@ from gradclip._src.fused.step import Request, checked
 from gradclip._src.fused.step_parts import PartsWatched, StepPart
 from gradclip._src.fused.wrapped import parameters_of, unwrapped
 from gradclip._src.inplace.norm import clip_grad_norm_, grad_norm
-from gradclip._src.inplace.thresholds import Part, parts_of
+from gradclip._src.inplace.thresholds import ParameterPart, parts_of
 from gradclip._src.monitor.monitor import Monitor
 from gradclip._src.passed.arguments import check_monitor, check_threshold
 from gradclip._src.passed.groups import have_thresholds
@@ -217,7 +217,7 @@ def clip_at_step(
     return kind(found, max_norm, request, monitor)
 
 
-def _ask(processes: Processes, request: Request, parts: Sequence[Part]) -> None:
+def _ask(processes: Processes, request: Request, parts: Sequence[ParameterPart]) -> None:
     """Check the thresholds, which must be the same on all processes."""
     limits = [part.threshold(request.order) for part in parts]
     for part, limit in zip(parts, limits, strict=True):

@@ -27,7 +27,7 @@ from gradclip._src.core.values import Array
 from gradclip._src.distributed.processes import ONE_PROCESS, Processes
 from gradclip._src.inplace.driver import clip_jointly
 from gradclip._src.inplace.gradients import Gradients, Taken, entered
-from gradclip._src.inplace.thresholds import Part, parts_of
+from gradclip._src.inplace.thresholds import ParameterPart, parts_of
 from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.passed.groups import have_thresholds
 from gradclip._src.passed.parameters import ParameterList
@@ -111,7 +111,7 @@ def clip_by_parts(
         return found.scalar(found.total, taken.arrays, taken.gradients.grads)
 
 
-def _places(params: ParameterList, parts: Sequence[Part], gradients: Gradients) -> list[Sequence[int]]:
+def _places(params: ParameterList, parts: Sequence[ParameterPart], gradients: Gradients) -> list[Sequence[int]]:
     """Return the indices of each part's gradients."""
     listed = params.parameters if gradients.tree is None else gradients.tree.leaves
     if len(gradients.owners) == len(listed):
@@ -177,7 +177,9 @@ def _observe(adaptive: AdaptiveNorm, found: Found, number: int, limit: float | A
     adaptive.observe(norm, limit, asked.order, asked.nonfinite, shown)
 
 
-def _record(monitor: Monitor, parts: Sequence[Part], found: Found, each: EachNorm | None, nonfinite: Policy) -> None:
+def _record(
+    monitor: Monitor, parts: Sequence[ParameterPart], found: Found, each: EachNorm | None, nonfinite: Policy
+) -> None:
     """Record the common part as the step, or without one the last part; and each part but the common one as a group."""
     step = 0 if parts[0].common else len(parts) - 1
     for number, part in enumerate(parts):

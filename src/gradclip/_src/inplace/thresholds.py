@@ -15,7 +15,7 @@ from gradclip._src.tree import dotted
 from gradclip._src.words import listed, shown
 
 
-class Part(NamedTuple):
+class ParameterPart(NamedTuple):
     """Parameters that share a norm, by their places in the list (in a tree, by those of its leaves).
 
     `max_norm` is what was passed, None if they are only measured. `told` is how errors name it. The `common` part are
@@ -55,7 +55,7 @@ class Part(NamedTuple):
         return self.recorded
 
 
-def parts_of(params: ParameterList, max_norm: object, *, alone: bool) -> list[Part]:
+def parts_of(params: ParameterList, max_norm: object, *, alone: bool) -> list[ParameterPart]:
     """Return the parts of the parameters, each with a threshold.
 
     `alone`: no other processes are named, so each pattern must match here. Raises ValueError if it is unclear which
@@ -73,15 +73,15 @@ def parts_of(params: ParameterList, max_norm: object, *, alone: bool) -> list[Pa
     return parts
 
 
-def _of_groups(params: ParameterList, max_norm: object) -> list[Part]:
+def _of_groups(params: ParameterList, max_norm: object) -> list[ParameterPart]:
     places = [range(start, end) for start, end in pairwise([0, *accumulate(params.sizes)])]
     own = [number for number, group in enumerate(params.groups) if "max_norm" in group]
     common = [place for number in sorted({*range(len(places))}.difference(own)) for place in places[number]]
     _check_once(params.parameters, [common, *(places[number] for number in own)], params.name)
-    rest = [Part("common", max_norm, common, "max_norm", common=True)] if len(own) < len(params.groups) else []
+    rest = [ParameterPart("common", max_norm, common, "max_norm", common=True)] if len(own) < len(params.groups) else []
     names = dotted(tuple(_name_of(params.groups[number], number) for number in own))
     return rest + [
-        Part(name, params.groups[number]["max_norm"], places[number], f"parameters[{number}]['max_norm']")
+        ParameterPart(name, params.groups[number]["max_norm"], places[number], f"parameters[{number}]['max_norm']")
         for number, name in zip(own, names, strict=True)
     ]
 
@@ -91,7 +91,7 @@ def _name_of(group: Mapping[str, Any], number: int) -> str:
     return name if isinstance(name, str) else f"parameters.{number}"
 
 
-def _of_patterns(params: ParameterList, thresholds: Mapping[Any, Any], *, alone: bool) -> list[Part]:
+def _of_patterns(params: ParameterList, thresholds: Mapping[Any, Any], *, alone: bool) -> list[ParameterPart]:
     if any("max_norm" in group for group in params.groups):
         raise ValueError(
             "thresholds come twice: parameter groups have the key 'max_norm', and max_norm maps patterns of names to "
@@ -113,7 +113,7 @@ def _of_patterns(params: ParameterList, thresholds: Mapping[Any, Any], *, alone:
         _check_matches(names, patterns, matched)
     _check_once(items, matched, names.__getitem__)
     each = zip(patterns, thresholds.values(), matched, strict=True)
-    return [Part(pattern, limit, places, f"max_norm[{pattern!r}]") for pattern, limit, places in each]
+    return [ParameterPart(pattern, limit, places, f"max_norm[{pattern!r}]") for pattern, limit, places in each]
 
 
 # Cached: matching takes longer than clipping.
