@@ -119,14 +119,7 @@ def names_of_backends_in_core(root=ROOT):
 
 def members(root=ROOT):
     """Return the names of the members that a framework may have to know, by whom they describe."""
-    names_of = {}
-    for path in modules(root).values():
-        for node in ast.walk(ast.parse(path.read_text())):
-            # Other classes have the same names, but a protocol is a protocol, a front is abstract, and Trees is alone.
-            if not isinstance(node, ast.ClassDef):
-                continue
-            if node.name == "Trees" or {"Protocol", "ABC"} & set(map(ast.unparse, node.bases)):
-                names_of.setdefault(node.name, set()).update(_members_of(node))
+    names_of = {node.name: set(_members_of(node)) for _, node in _classes(root)}
     return {who: set().union(*(names_of.get(name, ()) for name in names)) for who, names in DESCRIBED.items()}
 
 
@@ -135,6 +128,20 @@ def _members_of(node):
         name = inner.target.id if isinstance(inner, ast.AnnAssign) else getattr(inner, "name", "_")
         if not name.startswith("_"):
             yield name
+
+
+def shared_class_names(root=ROOT):
+    """Return a dict from each class name that several modules define to these modules."""
+    found = {}
+    for name, node in _classes(root):
+        found.setdefault(node.name, set()).add(name)
+    return {name: sorted(found[name]) for name in sorted(found) if len(found[name]) > 1}
+
+
+def _classes(root):
+    """Yield each class, also those inside of others and of functions, with the name of its module."""
+    for name, path in modules(root).items():
+        yield from ((name, node) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef))
 
 
 def main(root):
@@ -146,6 +153,8 @@ def main(root):
     found = circles(edges)
     for circle in found:
         print(f"a circle of {len(circle)}: {', '.join(circle)}")
+    shared = shared_class_names(root)
+    print(f"{len(shared)} class names in two files or more: {', '.join(shared)}")
     lines = sum(len(path.read_text().splitlines()) for path in modules(root).values())
     print(f"{lines:,} lines in {len(edges)} modules; {len(found)} circles of modules, {len(circles(rooms))} of rooms")
     known = members(root)
