@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import gradclip
-from gradclip._src.monitor.saved_spikes import plain_of, spike_of
+from gradclip._src.monitor.saved import plain_of, spike_of
 from gradclip._src.monitor.spike import LayerOfSpike, Spike
 
 LAYERS = (LayerOfSpike("head", math.inf, math.nan, 3.0, 149), LayerOfSpike("body", 2.0, 0.5, math.nan, 151))

@@ -9,7 +9,7 @@ import torch
 from jax import lax
 
 from factors import numbers, wide
-from gradclip._src.per_example.ghost import clip, plan, step, sums
+from gradclip._src.per_example.ghost import clip, plan, step
 from gradclip._src.per_example.ghost.records import Dense, Made
 
 EXAMPLES, TERMS = 8, 4
@@ -79,7 +79,7 @@ class Recorded:
         monkeypatch.setattr(step, "SMALLEST", 1)
         monkeypatch.setattr(plan, "_LARGE", 1)
         self.parts, self.own, self.exponents, self.times = None, None, None, 1.0
-        clipped_sums, in_units = clip.clipped_sums, sums._in_units
+        clipped_sums, in_units = clip.clipped_sums, clip._in_units
 
         def with_gradients(products, backend, gradients, *rest):
             (gradient,) = gradients
@@ -97,7 +97,7 @@ class Recorded:
             return own
 
         monkeypatch.setattr(clip, "clipped_sums", with_gradients)
-        monkeypatch.setattr(sums, "_in_units", with_weights)
+        monkeypatch.setattr(clip, "_in_units", with_weights)
 
     def weights(self):
         """Return the weight of each example."""

@@ -32,7 +32,7 @@ with needed_for("jax_privacy", "jax"):
     from gradclip.integrations.jax_privacy_plan import with_gradclip
     from gradclip.integrations.jax_privacy_results import AuxiliaryOutput, BoundedSensitivityCallable
     from gradclip.integrations.jax_privacy_sums import clipped_fun, clipped_grad
-    from gradclip.integrations.jax_privacy_versions import skips_whole_examples
+    from gradclip.integrations.jax_privacy_values import skips_whole_examples
 
 __all__ = [
     "AuxiliaryOutput",

@@ -16,8 +16,7 @@ from gradclip._src.words import shown
 from gradclip.integrations.jax_privacy_grid import check_grid_scale
 from gradclip.integrations.jax_privacy_methods import JaxPrivacyFunction, is_planned, planned, unchanged
 from gradclip.integrations.jax_privacy_results import AuxiliaryOutput, BoundedSensitivityCallable, bound_of, divided
-from gradclip.integrations.jax_privacy_values import left_out_together, norms_of, widened
-from gradclip.integrations.jax_privacy_versions import skips_whole_examples
+from gradclip.integrations.jax_privacy_values import left_out_together, norms_of, skips_whole_examples, widened
 from gradclip.typing import Method, Policy, Thresholds
 
 

@@ -1,6 +1,9 @@
 """The value of one example that `gradclip.integrations.jax_privacy` clips: its dtypes, norms, and what is left out."""
 
+import re
+import sys
 from collections.abc import Callable
+from importlib import metadata
 from typing import Any
 
 import jax
@@ -10,6 +13,28 @@ from gradclip._src.functional.clip import global_norm
 from gradclip._src.passed.arguments import is_single_threshold
 from gradclip._src.passed.leaves import as_floats, counted
 from gradclip.typing import Thresholds
+
+_WHOLE_EXAMPLES_SINCE = (2, 3)
+
+
+def skips_whole_examples() -> bool:
+    """Say whether the release in use leaves out an example with NaN or infinities, as jax-privacy does since 2.3.
+
+    Before, only the elements that are not finite count as 0. Where jax-privacy is not installed, the newest rule holds.
+    """
+    found = _version()
+    return found is None or found >= _WHOLE_EXAMPLES_SINCE
+
+
+def _version() -> tuple[int, ...] | None:
+    """Return the first two numbers of the version that is loaded, or else installed; None if there is none."""
+    text = getattr(sys.modules.get("jax_privacy"), "__version__", None)
+    if text is None:
+        try:
+            text = metadata.version("jax-privacy")
+        except metadata.PackageNotFoundError:
+            return None
+    return tuple(map(int, re.findall(r"\d+", text)[:2]))
 
 
 def widened(fun: Callable[..., Any], dtype: jax.typing.DTypeLike | None, has_aux: bool) -> Callable[..., Any]:

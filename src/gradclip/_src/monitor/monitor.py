@@ -16,7 +16,6 @@ from gradclip._src.monitor.records import Columns, Counts, LayerTable, Overview,
 from gradclip._src.monitor.saved import State, from_lines, groups_of, to_line
 from gradclip._src.monitor.spike import Spike
 from gradclip._src.monitor.spikes import Spikes
-from gradclip._src.monitor.totals import Totals
 from gradclip._src.words import shown
 from gradclip.typing import Policy
 
@@ -24,6 +23,38 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from matplotlib.figure import Figure
+
+
+class Totals:
+    """The numbers of steps, all of them, also those that are no longer kept."""
+
+    _history: History
+
+    @property
+    def counts(self) -> Counts:
+        """The numbers of all steps, of clipped, skipped and non-finite steps, and the share clipped."""
+        return self._history.counts()
+
+    @property
+    def steps(self) -> int:
+        """The number of steps recorded, including those that are no longer kept."""
+        return self.counts.steps
+
+    @property
+    def clipped(self) -> int:
+        """The number of steps that were clipped."""
+        return self.counts.clipped
+
+    @property
+    def skipped(self) -> int:
+        """The number of steps that were skipped."""
+        return self.counts.skipped
+
+    @property
+    def nonfinite(self) -> int:
+        """The number of steps with a non-finite norm."""
+        return self.counts.nonfinite
+
 
 Callback = Callable[[int, dict[str, float]], object]
 _CAPACITY = 10_000  # steps

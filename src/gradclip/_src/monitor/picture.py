@@ -18,8 +18,7 @@ try:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from gradclip._src.monitor import layer_map, panels
-    from gradclip._src.monitor.histogram import histogram
+    from gradclip._src.monitor import panels
     from gradclip._src.monitor.looks import Palette, PanelStyle
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
@@ -90,10 +89,10 @@ def _panels(shown: Overview, look: PanelStyle) -> dict[str, Callable[[Axes], Non
     drawn: dict[str, Callable[[Axes], None]] = {
         name: partial(panel, columns=columns, look=look) for name, panel in of_steps.items()
     }
-    layers = layer_map.LayerMap.of(shown)
+    layers = panels.LayerMap.of(shown)
     if layers is not None:
-        drawn["layers"] = partial(layer_map.layers_over_steps, drawn=layers, steps=columns.steps, look=look)
-    drawn["histogram"] = partial(histogram, columns=columns, look=look)
+        drawn["layers"] = partial(panels.layers_over_steps, drawn=layers, steps=columns.steps, look=look)
+    drawn["histogram"] = partial(panels.histogram, columns=columns, look=look)
     return drawn
 
 

@@ -2,21 +2,165 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import Array, lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
-from gradclip._src.per_example.ghost.jax_convolutions import of_convolution
-from gradclip._src.per_example.ghost.jax_moves import MOVES, Pieces, sliced_at
-from gradclip._src.per_example.ghost.jax_products import Product, of_dot_general, of_dynamic_slice, of_gather
+from gradclip._src.per_example.ghost.jax_products import (
+    Product,
+    counting,
+    is_floating,
+    of_dot_general,
+    of_dynamic_slice,
+    of_gather,
+    outer_products,
+)
 from gradclip._src.per_example.ghost.jax_trace import differentiated, inner, is_real
-from gradclip._src.per_example.ghost.jax_views import NotFollowedError, Piece
+from gradclip._src.per_example.ghost.jax_views import NotFollowedError, Piece, split
 from gradclip._src.per_example.ghost.records import MatrixPlace
+
+Pieces = tuple[Piece, ...]
+
+
+def _same(equation: JaxprEqn, given: Sequence[Pieces]) -> list[Pieces]:
+    return list(given)
+
+
+def _transpose(equation: JaxprEqn, given: Sequence[Pieces]) -> list[Pieces]:
+    return [tuple(piece.transposed(equation.params["permutation"]) for piece in given[0])]
+
+
+def _reshape(equation: JaxprEqn, given: Sequence[Pieces]) -> list[Pieces]:
+    if equation.params["dimensions"] is not None:
+        raise NotFollowedError
+    before, after = equation.invars[0].aval.shape, equation.params["new_sizes"]
+    return [tuple(piece.reshaped(before, after) for piece in given[0])]
+
+
+def _squeeze(equation: JaxprEqn, given: Sequence[Pieces]) -> list[Pieces]:
+    return [tuple(piece.without(equation.params["dimensions"]) for piece in given[0])]
+
+
+def _broadcast_in_dim(equation: JaxprEqn, given: Sequence[Pieces]) -> list[Pieces]:
+    shape, places = equation.params["shape"], equation.params["broadcast_dimensions"]
+    if [size for size in shape if size != 1] != [size for size in equation.invars[0].aval.shape if size != 1]:
+        raise NotFollowedError
+    return [tuple(piece.spread(len(shape), places) for piece in given[0])]
+
+
+def _within(pieces: Pieces, starts: Sequence[int], stops: Sequence[int]) -> Pieces:
+    """Return the pieces within a slice of their array."""
+    for axis, (start, stop) in enumerate(zip(starts, stops, strict=True)):
+        pieces = tuple(cut for piece in pieces if (cut := piece.cut(axis, start, stop)) is not None)
+    return pieces
+
+
+def sliced_at(equation: JaxprEqn, pieces: Pieces, starts: Sequence[int]) -> Pieces:
+    """Return the pieces in the result of a dynamic slice that begins at `starts`, or as near as it fits."""
+    sizes, shape = equation.params["slice_sizes"], equation.invars[0].aval.shape
+    first = [min(max(one, 0), most - size) for one, size, most in zip(starts, sizes, shape, strict=True)]
+    return _within(pieces, first, [a + b for a, b in zip(first, sizes, strict=True)])
+
+
+def _slice(equation: JaxprEqn, given: Sequence[Pieces]) -> list[Pieces]:
+    strides = equation.params["strides"]
+    if strides is not None and set(strides) != {1}:
+        raise NotFollowedError
+    return [_within(given[0], equation.params["start_indices"], equation.params["limit_indices"])]
+
+
+def _split(equation: JaxprEqn, given: Sequence[Pieces]) -> list[Pieces]:
+    axis, begin, found = equation.params["axis"], 0, []
+    for size in map(int, equation.params["sizes"]):
+        cuts = (piece.cut(axis, begin, begin + size) for piece in given[0])
+        found.append(tuple(cut for cut in cuts if cut is not None))
+        begin += size
+    return found
+
+
+def _concatenate(equation: JaxprEqn, given: Sequence[Pieces]) -> list[Pieces]:
+    axis, begin, found = equation.params["dimension"], 0, []
+    for value, pieces in zip(equation.invars, given, strict=True):
+        found += [piece.moved(axis, begin + piece.offset[axis]) for piece in pieces]
+        begin += value.aval.shape[axis]
+    return [tuple(found)]
+
+
+MOVES: dict[str, Callable[[JaxprEqn, Sequence[Pieces]], list[Pieces]]] = {
+    "broadcast_in_dim": _broadcast_in_dim,
+    "concatenate": _concatenate,
+    "convert_element_type": _same,
+    "copy": _same,
+    "copy_p": _same,
+    "device_put": _same,
+    "name": _same,
+    "optimization_barrier": _same,
+    "pvary": _same,
+    "reshape": _reshape,
+    "sharding_constraint": _same,
+    "slice": _slice,
+    "split": _split,
+    "squeeze": _squeeze,
+    "transpose": _transpose,
+}
+
+
+def of_convolution(equation: JaxprEqn, piece: Piece, loops: Sequence[int]) -> Product:
+    """Return the use of a piece as the kernel of a convolution: one term for each position of the result."""
+    settings, (result,) = equation.params, equation.outvars
+    inputs, kernel = equation.invars
+    numbers, groups = settings["dimension_numbers"], settings["feature_group_count"]
+    is_whole = piece.shape == kernel.aval.shape and not any(piece.offset)
+    if not is_whole or settings["batch_group_count"] != 1 or not is_floating(inputs, result):
+        raise NotFollowedError
+    features, channels, *window = (piece.axes[axis] for axis in numbers.rhs_spec)
+    blocks, features = split(features, groups)
+    rows, *places = counting([result.aval.shape[axis] for axis in (numbers.out_spec[0], *numbers.out_spec[2:])])
+    of_result = dict(zip(numbers.out_spec, [rows, (*blocks, *features), *places], strict=True))
+
+    def patches(x: Array) -> Array:
+        return _patches(equation, x)
+
+    for _ in loops:
+        patches = jax.vmap(patches)
+    return outer_products(
+        equation.primitive.name,
+        piece,
+        0,
+        loops,
+        [rows, (*blocks, *channels), *window, *places],
+        [of_result[axis] for axis in range(result.aval.ndim)],
+        lambda x, e: (patches(x), e),
+    )
+
+
+def _patches(equation: JaxprEqn, x: Array) -> Array:
+    """Return what each element of the kernel is multiplied with: shape (batch, channels, *kernel, *result).
+
+    Each is a slice of the padded input. A convolution with ones would multiply a NaN with zeros.
+    """
+    settings, numbers = equation.params, equation.params["dimension_numbers"]
+    kernel = [equation.invars[1].aval.shape[axis] for axis in numbers.rhs_spec[2:]]
+    found = [equation.outvars[0].aval.shape[axis] for axis in numbers.out_spec[2:]]
+    strides, steps = settings["window_strides"], settings["rhs_dilation"]
+    x = lax.transpose(x, numbers.lhs_spec)
+    edges = [(*ends, gap - 1) for ends, gap in zip(settings["padding"], settings["lhs_dilation"], strict=True)]
+    x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), (0, 0, 0), *edges])
+    slices = []
+    for place in itertools.product(*map(range, kernel)):
+        starts = np.multiply(place, steps)
+        stops = starts + np.multiply(np.subtract(found, 1), strides) + 1
+        slices.append(lax.slice(x, (0, 0, *starts), (*x.shape[:2], *stops), (1, 1, *strides)))
+    return jnp.stack(slices, 2).reshape(*x.shape[:2], *kernel, *found)
 
 
 @dataclass(frozen=True)

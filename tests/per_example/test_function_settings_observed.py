@@ -50,7 +50,7 @@ def test_elements_of_parameters():
 
 
 def test_a_promise_for_fewer_elements_than_a_call_has_is_named(monkeypatch):
-    monkeypatch.setattr("gradclip._src.per_example.observed.ASSUMED_ELEMENTS", 3)
+    monkeypatch.setattr("gradclip._src.per_example.function_settings.ASSUMED_ELEMENTS", 3)
     clipped = gradclip.clipped_grad(dot, 1.0, method="materialize")
     promised_by(clipped, batch_size=4)
     clipped(torch.ones(3), torch.ones(1, 3))

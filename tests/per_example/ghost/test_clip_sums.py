@@ -13,8 +13,8 @@ from gradclip._src.backends.registry import find
 from gradclip._src.core.nonfinite import Nonfinite
 from gradclip._src.core.rules import CLIP, Target
 from gradclip._src.per_example.ghost.certificate import rounding_of_sum
+from gradclip._src.per_example.ghost.clip import ExampleClipping, clipped_sums
 from gradclip._src.per_example.ghost.records import Dense, Made, PlacedTerms
-from gradclip._src.per_example.ghost.sums import ExampleClipping, clipped_sums
 
 EXAMPLES = 5
 STRUCTURES = ["product", "embedding", "tied", "made"]

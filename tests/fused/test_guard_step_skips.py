@@ -7,7 +7,7 @@ import torch
 
 import gradclip
 from gradclip._src.fused.guard_calls import ClipCall
-from gradclip._src.fused.guard_skips import AT_FIRST, Skips
+from gradclip._src.fused.guard_step import AT_FIRST, Skips
 
 WEIGHT = torch.nn.Parameter(torch.zeros(2))
 

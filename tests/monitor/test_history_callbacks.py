@@ -2,7 +2,7 @@
 
 from threading import Event, Thread
 
-from gradclip._src.monitor.callbacks import Callbacks
+from gradclip._src.monitor.history import Callbacks
 
 
 def test_steps_added_while_others_are_told_are_told_next():

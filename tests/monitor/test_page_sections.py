@@ -7,8 +7,8 @@ import numpy as np
 
 import gradclip
 from gradclip._src.monitor.advice import Advice
+from gradclip._src.monitor.page import advised, happened, largest_layers, of_percentiles, spiked
 from gradclip._src.monitor.records import Columns, Step
-from gradclip._src.monitor.sections import advised, happened, largest_layers, of_percentiles, spiked
 
 
 def cells(html):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gradclip._src.per_example.rounding import root_up
-from gradclip._src.private.on_grid import (
+from gradclip._src.private.noise import (
     FEWEST_STEPS,
     checked_multiplier,
     noise_on_floats,

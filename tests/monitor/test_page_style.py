@@ -3,7 +3,7 @@
 import re
 
 from gradclip._src.monitor.looks import Palette
-from gradclip._src.monitor.style import STYLE
+from gradclip._src.monitor.page import STYLE
 
 
 def test_every_colour_is_there_twice():

@@ -4,8 +4,7 @@ import math
 import subprocess
 import sys
 
-from gradclip._src.search.picture import draw
-from gradclip._src.search.result import MaxNormSearch
+from gradclip._src.search.result import MaxNormSearch, draw
 from gradclip._src.search.trials import Trial
 
 TABLE = (

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import gradclip
-from gradclip._src.monitor.events import events, responsible
+from gradclip._src.monitor.page import events, responsible
 from gradclip._src.monitor.records import Layers
 
 

@@ -7,8 +7,8 @@ import pytest
 from matplotlib.colors import to_hex
 
 from drawn_panels import NORMS, columns, drawn, legend
-from gradclip._src.monitor.histogram import Bars, histogram
 from gradclip._src.monitor.looks import Palette
+from gradclip._src.monitor.panels import Bars, histogram
 from gradclip._src.monitor.records import Columns, Step
 
 USUAL = np.geomspace(0.8, 1.25, 200)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradclip._src.backends.jax.norms import by_range, joined
+from gradclip._src.backends.jax.traced import by_range, joined
 
 
 @pytest.fixture(autouse=True)

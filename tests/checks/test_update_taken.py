@@ -14,7 +14,7 @@ import tensorflow as tf
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gradclip._src.checks.taken import taken
+from gradclip._src.checks.update import taken
 
 
 class Evil:

@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 from scipy import stats
 
-from gradclip._src.private.binomial import smallest_size, tail_above
+from gradclip._src.private.batches import smallest_size, tail_above
 
 
 def exact_tail(trials, chance, most):

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradclip._src.per_example.ghost.jax_places import arranged, first_of, flat, ordered, place
+from gradclip._src.per_example.ghost.jax_products import arranged, first_of, flat, ordered, place
 from gradclip._src.per_example.ghost.jax_views import Factor, NotFollowedError, Piece
 from gradclip._src.per_example.ghost.records import MatrixPlace
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from gradclip._src.search.runs import Run, losses_of
+from gradclip._src.search.find import Run, losses_of
 
 RUNS = [Run(max_norm, None, seed) for max_norm in (0.5, 2.0) for seed in (0, 1)]
 
