@@ -41,10 +41,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from gradclip._src.core.arrays import Arrays
-from gradclip._src.core.formats import FLOAT64
+from gradclip._src.core.formats import FLOAT64, product_format
+from gradclip._src.core.layouts import Several
 from gradclip._src.core.protocols import Backend
 from gradclip._src.core.rules import CLIP, LOWERED, Coefficient, Factors, Target, raised_by
-from gradclip._src.core.values import Array
+from gradclip._src.core.values import Arithmetic, Array
 
 if TYPE_CHECKING:
     from gradclip._src.core.norms import Norm
@@ -167,6 +168,20 @@ def _narrow(backend: Backend, factor: Array) -> Factors:
 def needs_split(backend: Backend, arrays: Arrays) -> bool:
     """Return whether an array is as wide as the arithmetic, so that its coefficient may be tiny."""
     return backend.wide in arrays.formats
+
+
+def of_each_array(backend: Arithmetic, coefficient: Coefficient, layout: Several, arrays: Arrays) -> list[Coefficient]:
+    """Return the coefficient of each array, from vectors with one entry for each group."""
+    narrow = any(product_format(x, backend.wide) is not backend.wide for x in arrays)
+    factors = coefficient.factors()[: 4 if narrow else 2]
+    given = [coefficient.keep, coefficient.blank, *(x for x in factors if x is not None)]
+    found = iter(backend.unstacked(given))
+    keeps, blanks = next(found), next(found)
+    nothing = [None] * len(keeps)
+    scalars = [nothing if factor is None else next(found) for factor in factors]
+    wides = list(map(Factors, *scalars[:2]))
+    each = list(map(Coefficient, keeps, blanks, wides, map(Factors, *scalars[2:]) if narrow else wides))
+    return [one for one, part in zip(each, layout.parts, strict=True) for _ in part.indices]
 
 
 def _in_units_of(norm: Norm, threshold: float | Array) -> Any:
