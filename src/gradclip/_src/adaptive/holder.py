@@ -156,9 +156,10 @@ class AdaptiveNorm:
 
         Raises TypeError if the norm is traced by JAX: it has no value yet.
         """
-        if _on_device(norm):
+        waits = _on_device(norm)
+        if waits:
             _check_untraced(norm)
-        value = norm if _on_device(norm) else float(norm)
+        value = norm if waits else float(norm)
         finite, above, skipped, final = shown
         if final and self.skip_above == math.inf:
             skipped = False  # known here: on a device it would take operations
@@ -257,7 +258,10 @@ def _check_numbers(state: Mapping[str, Any]) -> None:
 
 def _on_device(norm: Scalar) -> bool:
     """Say whether reading a norm would wait for the device, or is impossible."""
-    return not isinstance(norm, float) and not find([norm], lambda: ["norm"]).concrete
+    framework = None if isinstance(norm, float) else framework_of(norm)
+    if framework is None or framework.on_fast_path([norm]) is not None:  # quicker to ask than the backend
+        return False
+    return not find([norm], lambda: ["norm"]).concrete
 
 
 def _check_untraced(norm: Scalar) -> None:
