@@ -7,6 +7,7 @@ import zlib
 import numpy as np
 import pytest
 
+from fresh_process import run
 from gradclip._src.native import describe_buffers, kernels
 
 CHUNK, MEMORY = 65_536, 5 << 20
@@ -68,6 +69,27 @@ def test_sums_of_differences_are_those_of_differences_in_memory(written, memory,
         for threads in (1, 2):
             found = kernels.difference_sums(*places, size, dtype, 2.0, 8 * CHUNK, memory, threads)
             assert found == (in_memory(wide, 2.0, False, 8 * CHUNK), 0, 0, False)
+
+
+def test_sums_are_complete_when_no_thread_can_be_started(written, memory, tmp_path):
+    for number in (1, 0):
+        written(np.full(40 * CHUNK, number, np.float32))
+    code = """
+        import ctypes, os, sys
+        import numpy as np
+        from gradclip._src.native import kernels
+
+        libc, settings = ctypes.CDLL(None), ctypes.create_string_buffer(256)
+        libc.pthread_attr_init(settings)
+        libc.pthread_attr_setstacksize(settings, ctypes.c_size_t(2**50))  # more than there are addresses
+        assert libc.pthread_setattr_default_np(settings) == 0
+        ones, zeros = ((os.open(f"{sys.argv[1]}/{name}", os.O_RDONLY), 13) for name in "01")
+        memory = np.empty(15 << 20, np.uint8)
+        print(kernels.file_sums(ones, 40 * 65_536, "float32", 2.0, False, 65_536, memory, False, 3)[0])
+        print(kernels.difference_sums(ones, zeros, 40 * 65_536, "float32", 2.0, 65_536, memory, 3)[0])
+        """
+    found = run(code, tmp_path, OPENBLAS_NUM_THREADS="1").splitlines()
+    assert found == [str([float(CHUNK)] * 40)] * 2
 
 
 @pytest.mark.parametrize("size", [0, 1, 3, 4, 1001, (2 << 20) + 7])

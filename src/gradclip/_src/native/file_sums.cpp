@@ -110,9 +110,11 @@ std::vector<double> sums_of_pieces(const Asked& asked, Room room, int64_t needed
   std::vector<double> sums(static_cast<std::size_t>(pieces));
   const int useful = std::min(threads_worth(asked.count, threads, kComputedByOne), static_cast<int>(most));
   if (pieces == 0) return sums;
+  // No fixed shares: there may be fewer threads.
+  std::atomic<int64_t> next{0};
   on_threads(useful, [&](int thread) {
     const DefaultArithmetic ours;
-    for (int64_t i = thread; i < pieces; i += useful) {
+    for (int64_t i = next++; i < pieces; i = next++) {
       SumInOrder sum;
       const Part piece{i * asked.piece, std::min(asked.piece, asked.count - i * asked.piece)};
       add(piece, sum, room.data + thread * needed);
