@@ -54,7 +54,7 @@ bool any_of_dtype(const std::vector<Span>& spans, bool (*has)(Dtype)) {
   return std::any_of(spans.begin(), spans.end(), [has](const Span& span) { return has(span.dtype); });
 }
 
-// The elements worth a thread that are read, or rewritten in place.
+// The elements worth a thread that are read, or scaled.
 int64_t read_by_one(const std::vector<Span>& spans) {
   const bool wide = any_of_dtype(spans, [](Dtype dtype) { return dtype == Dtype::float64; });
   return wide ? kReadByOne / 2 : kReadByOne;
@@ -63,13 +63,6 @@ int64_t read_by_one(const std::vector<Span>& spans) {
 // The same for magnitudes. Those of complex numbers are computed.
 int64_t measured_by_one(const std::vector<Span>& spans) {
   return any_of_dtype(spans, is_complex) ? kComputedByOne : read_by_one(spans);
-}
-
-// The same for results, which may go to new memory.
-int64_t written_by_one(const std::vector<Span>& from, const std::vector<Span>& to) {
-  const auto same = [](const Span& source, const Span& target) { return source.data == target.data; };
-  const bool in_place = std::equal(from.begin(), from.end(), to.begin(), to.end(), same);
-  return in_place ? read_by_one(from) : kComputedByOne;
 }
 
 }  // namespace
@@ -248,7 +241,7 @@ std::vector<Extremes> Arrays::row_extremes(std::size_t rows, int threads) const 
 void Arrays::scale(const Arrays& to, Factors wide, Factors narrow, int threads) const {
   const std::vector<Span> from = as_real(spans_), into = as_real(to.spans_);
   const std::vector<Piece> pieces = cut(from);
-  const int useful = threads_worth(pieces, threads, written_by_one(from, into));
+  const int useful = threads_worth(pieces, threads, read_by_one(from));
   // Backward, because what the norm read last is still in cache.
   share_out(pieces, useful, Order::backward, [&](std::size_t i) {
     const Span& span = from[pieces[i].array];
@@ -264,7 +257,7 @@ void Arrays::scale_groups(const Arrays& to, const std::vector<std::size_t>& grou
   check_groups(group_of, std::min(spans_.size(), to.size()), scalings.size());
   const std::vector<Span> from = as_real(spans_), into = as_real(to.spans_);
   const std::vector<Piece> pieces = cut(from);
-  share_out(pieces, threads_worth(pieces, threads, written_by_one(from, into)), Order::backward, [&](std::size_t i) {
+  share_out(pieces, threads_worth(pieces, threads, read_by_one(from)), Order::backward, [&](std::size_t i) {
     const Span& span = from[pieces[i].array];
     const Scaling& scaling = scalings[group_of[pieces[i].array]];
     const std::byte* source = start_of(span, pieces[i]);
