@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
 #include <exception>
+#include <mutex>
 
 namespace {
 
@@ -27,11 +29,41 @@ std::vector<std::size_t> batches_of(const std::vector<Piece>& pieces) {
   return starts;
 }
 
-// The work of one call. The first exception of any of its threads is kept for the thread that called.
+// The work of one call, and who takes part. It lives as long as somebody holds it, because a helper may come late.
 class Shared {
  public:
   explicit Shared(const std::function<void(int)>& work) : work_(work) {}
 
+  void hold() { ++holders_; }
+  void let_go() {
+    if (--holders_ == 0) delete this;
+  }
+
+  // Takes part, unless the call has ended.
+  void help() noexcept {
+    int number = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      if (ended_) return;
+      number = ++entered_;
+      ++running_;
+    }
+    run(number);
+    const std::lock_guard lock(mutex_);
+    if (--running_ == 0) left_.notify_one();
+  }
+
+  // Does what there is to do, then waits for those that have come. Nobody else comes in then.
+  void lead() {
+    run(0);
+    std::unique_lock lock(mutex_);
+    ended_ = true;
+    left_.wait(lock, [this] { return running_ == 0; });
+  }
+
+  std::exception_ptr error() const { return error_; }
+
+ private:
   void run(int thread) noexcept {
     // A new thread inherits rounding and flushing from the one that called, which may have changed them.
     const DefaultArithmetic scope;
@@ -41,31 +73,30 @@ class Shared {
       if (!failed_.test_and_set()) error_ = std::current_exception();
     }
   }
-  void rethrow() const {
-    if (error_) std::rethrow_exception(error_);
-  }
 
- private:
   const std::function<void(int)>& work_;
+  std::atomic<int> holders_{1};
+  std::mutex mutex_;
+  std::condition_variable left_;
+  bool ended_ = false;
+  int entered_ = 0, running_ = 0;
   std::atomic_flag failed_;
   std::exception_ptr error_;
 };
 
 // Not `std::thread`: if the system has no more threads, it throws, and even that takes memory.
-struct Helper {
+bool started(Shared* shared) {
+  const auto run = [](void* given) -> void* {
+    auto* const shared = static_cast<Shared*>(given);
+    shared->help();
+    shared->let_go();
+    return nullptr;
+  };
   pthread_t thread;
-  Shared* shared;
-  int number;
-
-  bool start() {
-    const auto run = [](void* started) -> void* {
-      const auto* self = static_cast<Helper*>(started);
-      self->shared->run(self->number);
-      return nullptr;
-    };
-    return pthread_create(&thread, nullptr, run, this) == 0;
-  }
-};
+  if (pthread_create(&thread, nullptr, run, shared) != 0) return false;
+  pthread_detach(thread);
+  return true;
+}
 
 }  // namespace
 
@@ -91,16 +122,20 @@ int threads_worth(const std::vector<Piece>& pieces, int threads, int64_t by_one)
 }
 
 // Starts new threads for each call. A forked child would not have the threads of a pool, and would wait for them
-// forever. Threads that spin between calls would take processors from others.
+// forever. Threads that spin between calls would take processors from others. A thread is not waited for before it has
+// come: on a busy machine that takes longer than the work, which those that have come, and this one, do.
 void on_threads(int threads, const std::function<void(int)>& work) {
-  Shared shared(work);
-  std::vector<Helper> helpers;
-  for (int i = 1; i < threads; ++i) helpers.push_back({{}, &shared, i});
-  // If no more threads are available, those already started, and this one, do all the work.
-  const auto started = std::find_if_not(helpers.begin(), helpers.end(), [](Helper& helper) { return helper.start(); });
-  shared.run(0);
-  std::for_each(helpers.begin(), started, [](Helper& helper) { pthread_join(helper.thread, nullptr); });
-  shared.rethrow();
+  auto* const shared = new Shared(work);
+  for (int i = 1; i < threads; ++i) {
+    shared->hold();
+    if (started(shared)) continue;
+    shared->let_go();  // there are no more threads
+    break;
+  }
+  shared->lead();
+  const std::exception_ptr error = shared->error();
+  shared->let_go();
+  if (error) std::rethrow_exception(error);
 }
 
 void share_out(const std::vector<Piece>& pieces, int threads, Order order,

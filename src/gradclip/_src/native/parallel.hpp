@@ -61,8 +61,9 @@ constexpr int64_t kReadByOne = int64_t{1} << 22, kComputedByOne = int64_t{1} << 
 int threads_worth(int64_t elements, int threads, int64_t by_one);
 int threads_worth(const std::vector<Piece>& pieces, int threads, int64_t by_one);
 
-// Calls `work` with 0, 1, ... on this many threads (including this one), or as many as are available. All end here. Then
-// the first exception of any of them is thrown. Threads that wait for each other must not throw.
+// Calls `work` with 0, 1, ... on this many threads (including this one), or as many as come before it has ended here. No
+// call of `work` outlasts this. Then the first exception of any of them is thrown. Threads that wait for each other must
+// not throw.
 void on_threads(int threads, const std::function<void(int)>& work);
 
 // Calls `work` with the index of each piece, on this many threads or fewer, which end with this call. Pieces are taken
