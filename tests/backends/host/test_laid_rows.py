@@ -1,5 +1,6 @@
 """The units of many leaves go to the kernels at once: as if each leaf were clipped alone, whatever lies beside it."""
 
+import itertools
 import math
 from types import SimpleNamespace
 
@@ -116,6 +117,18 @@ def test_leaves_may_lie_in_memory_in_any_way(unit_axis):
         assert np.array_equal(way, numbers)
     gradclip.clip_grad_unit_norm_([SimpleNamespace(grad=way) for way in ways[:5]], 0.8, unit_axis=unit_axis)
     assert all(np.allclose(way, expected, rtol=1e-14) for way in ways[:5])
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_an_axis_of_one_element_may_have_any_stride(order, axis):
+    x = np.random.default_rng(2).normal(size=(1, 4, 6)).transpose(order)
+    with at_once():
+        (clipped,), (norms,) = gradclip.clip_by_unit_norm([x], 0.8, unit_axis=axis)
+    others = tuple(other for other in range(3) if other != axis)
+    own = np.linalg.norm(np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1), axis=1)
+    assert np.allclose(norms, own, rtol=1e-14)
+    assert np.allclose(clipped, x * np.minimum(1.0, 0.8 / np.expand_dims(own, others)), rtol=1e-14)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])

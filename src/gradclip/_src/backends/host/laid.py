@@ -291,6 +291,10 @@ def _few_or_in_order(rows: np.ndarray) -> bool:
 
 
 def _rows(x: HostArray, own: tuple[int, ...]) -> np.ndarray:
-    """Return a view with the own axes first and the other axes in memory order."""
+    """Return a view with the own axes first and the other axes in memory order.
+
+    The stride of an axis of one element may be any number, and is another one in a copy.
+    """
+    steps = [step if count > 1 else 0 for step, count in zip(x.data.strides, x.data.shape, strict=True)]
     others = [axis for axis in range(x.data.ndim) if axis not in own]
-    return x.data.transpose(*own, *sorted(others, key=lambda axis: -x.data.strides[axis]))
+    return x.data.transpose(*own, *sorted(others, key=lambda axis: -steps[axis]))
