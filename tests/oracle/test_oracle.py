@@ -11,20 +11,13 @@ from oracle.outcome import described, fingerprint
 FRAMEWORKS = ("numpy", "torch")
 ANY_LIBRARY = (2, 1, math.inf, -math.inf, None, "inf", "-inf", 0.5)
 """Orders of norms for which no power is taken, which libraries of mathematics round in different ways."""
-BY_PYTORCH = ("AdaptiveNorm", "Monitor of AdaptiveNorm")
-"""Where PyTorch multiplies."""
 FUNCTIONS = list(table())
 
 
 def chosen(function):
-    """Yield the cases of a function that do not depend on the machine.
-
-    How PyTorch multiplies complex numbers does: the sign of a zero differs with the processor's vectors.
-    """
+    """Yield the cases of a function that do not depend on the machine."""
     for case, call in cases({function: table()[function]}):
-        complex_torch = case.framework == "torch" and case.dtype.startswith(("complex", "mixed"))
-        by_pytorch = complex_torch and function in BY_PYTORCH
-        if case.framework in FRAMEWORKS and case.ord in ANY_LIBRARY and not by_pytorch:
+        if case.framework in FRAMEWORKS and case.ord in ANY_LIBRARY:
             yield case, call
 
 

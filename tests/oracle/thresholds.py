@@ -22,7 +22,16 @@ def gradients_of_steps(given):
     """Yield the gradients of several steps: those of the case, multiplied by powers of two."""
     for _ in range(STEPS):
         scale = 2.0 ** drawing.one_of(given.rng, SCALES)
-        yield [given.engine.from_numpy((x * scale).astype(x.dtype)) for x in given.leaves[0]]
+        yield [given.engine.from_numpy(multiplied(x, scale)) for x in given.leaves[0]]
+
+
+def multiplied(array, scale):
+    """Return the products. Of complex numbers NumPy gives zeros signs that differ with the processor's vectors."""
+    if array.dtype.kind != "c":
+        return (array * scale).astype(array.dtype)
+    product = array.copy(order="K")
+    product.real, product.imag = array.real * scale, array.imag * scale
+    return product
 
 
 def following(given):
