@@ -1,4 +1,4 @@
-"""Clipping in place with thresholds that follow and with monitors."""
+"""Clipping in place with thresholds that follow, with thresholds of parts of the parameters, and with monitors."""
 
 import math
 
@@ -78,8 +78,56 @@ def monitored_following(given):
     return [held, monitor.records, monitor.counts, monitor.layers]
 
 
+def of_part(given):
+    """Draw the threshold of a part."""
+    if given.rng.randint(4):
+        return given.max_norm()
+    return gradclip.AdaptiveNorm(rule(given), skip_above=drawing.one_of(given.rng, (math.inf, 1.0, 4.0)))
+
+
+def of_groups(given, parameters):
+    """Return parameter groups of which one or both have thresholds, and the threshold of what is left."""
+    middle = given.rng.randint(len(parameters) + 1)
+    first = {"params": parameters[:middle]} | ({"max_norm": of_part(given)} if given.rng.randint(2) else {})
+    last = {"params": parameters[middle:], "max_norm": None if given.rng.randint(6) == 0 else of_part(given)}
+    return drawing.one_of(given.rng, ([first, last | {"name": "head"}], [last, first])), of_part(given)
+
+
+def of_patterns(given, parameters):
+    """Return parameters with names, and patterns with thresholds; of a single name the second mostly matches none."""
+    patterns = {"*0": of_part(given)}
+    if len(given.arrays[0]) > 1 or given.rng.randint(6) == 0:
+        patterns["*"] = None if given.rng.randint(6) == 0 else of_part(given)
+    named = {f"layer{index}": one for index, one in enumerate(parameters)} if given.holders else parameters
+    return named, dict(reversed(patterns.items())) if given.rng.randint(12) == 0 else patterns
+
+
+def clipped_in_parts(of_parts, holders):
+    """Return a call that clips parts of the parameters by norms of their own: several steps if a threshold follows."""
+
+    def call(given):
+        parameters, max_norm = of_parts(given, given.parameters(holders))
+        own = max_norm.values() if isinstance(max_norm, dict) else [max_norm, *(x.get("max_norm") for x in parameters)]
+        followed = [one for one in own if isinstance(one, gradclip.AdaptiveNorm)]
+        monitor = gradclip.Monitor(layers_every=1) if given.rng.randint(3) == 0 else None
+        norms = [gradclip.clip_grad_norm_(parameters, max_norm, monitor=monitor, **given.options())]
+        held = [one.grad for one in given.holders]
+        for arrays in gradients_of_steps(given) if followed and given.holders else ():
+            for one, gradient in zip([x for x in given.holders if x.grad is not None], arrays, strict=False):
+                one.grad = gradient
+            norms.append(gradclip.clip_grad_norm_(parameters, max_norm, monitor=monitor, **given.options()))
+            held += [one.grad for one in given.holders]
+        counts = [[one.history, one.steps, one.clipped, one.skipped, one.norm, one.threshold] for one in followed]
+        read = monitor and [[one.records, one.counts, one.layers] for one in (monitor, *monitor.groups.values())]
+        return [norms, held, counts, read]
+
+    return call
+
+
 CALLS = {
     "AdaptiveNorm": following,
     "Monitor": monitored,
     "Monitor of AdaptiveNorm": monitored_following,
+    "max_norm of groups": clipped_in_parts(of_groups, ("list", "list", "list", "list", "frozen", "shared", "twice")),
+    "max_norm of patterns": clipped_in_parts(of_patterns, ("list", "list", "frozen", "shared", "tree")),
 }
