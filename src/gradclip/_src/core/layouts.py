@@ -1,8 +1,8 @@
-"""Layouts with several norms: groups of arrays, or the units of each array. `scopes` has those with one kind of axes.
+"""Layouts, which say who shares a norm: a `Scope`, `Groups` of arrays, or the units of each array, its `Rows`.
 
-A layout consists of parts. A part is what can be measured and scaled on its own: the arrays at some indices, with the
-scope that says which of their elements share a norm. Norms, thresholds and coefficients of a layout are vectors: those
-of the first part, then those of the second, and so on.
+The last two have several norms, and consist of parts. A part is what can be measured and scaled on its own: the arrays
+at some indices, with the scope that says which of their elements share a norm. Norms, thresholds and coefficients are
+vectors: those of the first part, then those of the second, and so on.
 
 Norms, coefficients and divisors of one scope are arrays of one shape: the lengths of the scope's own axes. To add a
 scope, add a value here; backends and rules ask it for the axes.
