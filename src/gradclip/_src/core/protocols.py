@@ -121,7 +121,7 @@ class Leave(Protocol):
         """Return results in the form the user passed: new arrays like the leaves, or numbers for numbers."""
 
     def leave_scalar(self, value: Array, dtype: str, leaves: Sequence[Any]) -> Any:
-        """Return a wide scalar, or an array with one entry for each norm, in the named dtype."""
+        """Return a wide scalar, or an array with one entry for each norm, in the named dtype, near the leaves."""
 
     def leave_count(self, flags: Array, leaves: Sequence[Any]) -> Any:
         """Return the number of set flags (one for each example) as an integer scalar."""
@@ -198,7 +198,7 @@ class HostBackend(Backend, Protocol):
     """What only backends whose arrays are in host memory offer, where reading values costs nothing."""
 
     immutable: bool
-    """Whether an array can serve as its own copy."""
+    """Whether `new_like` returns an array itself as its copy."""
 
     def take(self, leaves: Sequence[Any]) -> Arrays:
         """Return leaves as `enter` returns prepared ones. Raises TypeError for dtypes that cannot be clipped."""
@@ -218,11 +218,11 @@ class HostBackend(Backend, Protocol):
     def leave_each(self, values: Any, dtype: str, leaves: Sequence[Any]) -> list[Any]:
         """Return each entry of a wide vector, or each of several arrays, in the named dtype.
 
-        `leaves` has for each a leaf in whose form it is returned, or a list of them.
+        `leaves` has for each a leaf near which it is placed; for entries, perhaps a list of them.
         """
 
     def known(self, leaves: Sequence[Any]) -> Any:
-        """Return the leaves as the kernels' own arrays, or None if the kernels cannot read all of them."""
+        """Return the leaves as the kernels' own arrays; None if one look cannot read all or make results like them."""
 
     def arrays_of(self, leaves: Sequence[Any], kernels: Any) -> Arrays:
         """Return leaves that `known` has described to the kernels as arrays."""
@@ -234,7 +234,7 @@ class HostBackend(Backend, Protocol):
         """Return a number as a scalar of the framework."""
 
     def array(self, values: np.ndarray | np.generic, dtype: str) -> Any:
-        """Return numbers as a new array of the framework in the named dtype."""
+        """Return numbers as a new array in the named dtype. Unlike by `leave_scalar`, an array of no axes stays one."""
 
     def wrote(self, leaves: Sequence[Any]) -> None:
         """Tell the framework that gradients were written behind its back."""
