@@ -4,7 +4,8 @@ import math
 import subprocess
 import sys
 
-from gradclip._src.search.result import MaxNormSearch, draw
+from gradclip._src.search.picture import draw
+from gradclip._src.search.result import MaxNormSearch
 from gradclip._src.search.trials import Trial
 
 TABLE = (
@@ -41,11 +42,14 @@ def test_it_is_saved(tmp_path):
     assert (tmp_path / "search.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_matplotlib_it_says_what_to_install():
+def test_without_matplotlib_a_search_has_numbers_and_its_picture_says_what_to_install():
     code = (
         "import sys; sys.modules['matplotlib'] = None\n"
         "import gradclip\n"
-        "gradclip.find_max_norm(lambda max_norm, seed: 1.0, [1.0]).plot()"
+        "found = gradclip.find_max_norm(lambda max_norm, seed: 1.0, [1.0])\n"
+        "print(len(found.table))\n"
+        "found.plot()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "1\n"
     assert "Run: pip install matplotlib" in done.stderr
