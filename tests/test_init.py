@@ -52,6 +52,18 @@ def test_what_is_imported_when_used_is_there():
     assert done.stdout.strip() == "True True False"
 
 
+def test_every_public_name_is_there_without_any_extra():
+    code = (
+        "import sys\n"
+        "for name in ('torch', 'jax', 'tensorflow', 'matplotlib', 'scipy', 'typer', 'rich', 'safetensors'):\n"
+        "    sys.modules[name] = None\n"
+        "import gradclip\n"
+        "print(all(hasattr(gradclip, name) for name in gradclip.__all__))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
 def test_help_starts_with_a_map_and_shows_public_names_alone():
     text = pydoc.plain(pydoc.render_doc(gradclip))
     before, _, after = text.partition("\nCLASSES\n")
