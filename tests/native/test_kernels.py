@@ -30,7 +30,7 @@ from host_arrays import (
 
 CHUNK = 65536
 REAL = DTYPES[:4]
-# Elements that are worth four threads if computed with, two if read (140 chunks where nothing else is said).
+# Elements that are worth four threads: computed with, or read (140 chunks where nothing else is said).
 COMPUTED = 40 * CHUNK + 77
 READ = {"float64": 70 * CHUNK + 77, "complex64": 70 * CHUNK + 77, "complex128": 35 * CHUNK + 77}
 SEVERAL = [3 * CHUNK, 20 * CHUNK, 40 * CHUNK]

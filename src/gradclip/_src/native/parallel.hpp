@@ -53,9 +53,7 @@ enum class Order { forward, backward };
 
 // The elements that are worth a thread: one core takes several times as long for them as a thread takes to start. They
 // are more if they are only read, or scaled, and fewer if there is much to compute, or if they are read from a file.
-// Where another library's threads still spin, as PyTorch's do after each operation, a thread takes nearly a millisecond
-// to start, in which one core reads 16 MB.
-constexpr int64_t kReadByOne = int64_t{1} << 22, kComputedByOne = int64_t{1} << 19;
+constexpr int64_t kReadByOne = int64_t{1} << 21, kComputedByOne = int64_t{1} << 19;
 
 // The number of threads worth starting for this many elements, if `by_one` are worth a thread.
 int threads_worth(int64_t elements, int threads, int64_t by_one);
