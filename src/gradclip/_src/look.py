@@ -247,6 +247,7 @@ def _held(parameters: object) -> tuple["Framework | None", Sequence[Any]]:
     listed, in_tree = [parameters], False
     if isinstance(parameters, list | tuple):
         listed = list(parameters)
+        in_tree = type(parameters) in (list, tuple) and set(map(type, listed)) == {np.ndarray}
     elif type(parameters) is dict:
         listed = optree.tree_leaves(parameters)
         in_tree = set(map(type, listed)) == {np.ndarray}
