@@ -74,7 +74,7 @@ def unusual():
     clip_in_backward([hooked], 1.0)
 
     return {
-        "clip_in_backward, PyTorch, a pass for one gradient": lambda: hooked.sum().backward(),
+        "clip_in_backward, PyTorch, one gradient": lambda: hooked.sum().backward(),
         "clip_grad_norm_, PyTorch, tensor threshold": lambda: gradclip.clip_grad_norm_(many, scalar),
         "clip_grad_norm_, PyTorch, AdaptiveNorm": lambda: gradclip.clip_grad_norm_(many, max_norm, monitor=monitor),
         "clip_grad_layer_norm_, PyTorch": lambda: gradclip.clip_grad_layer_norm_(many, 1.0),

@@ -25,42 +25,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class Totals:
-    """The numbers of steps, all of them, also those that are no longer kept."""
-
-    _history: History
-
-    @property
-    def counts(self) -> Counts:
-        """The numbers of all steps, of clipped, skipped and non-finite steps, and the share clipped."""
-        return self._history.counts()
-
-    @property
-    def steps(self) -> int:
-        """The number of steps recorded, including those that are no longer kept."""
-        return self.counts.steps
-
-    @property
-    def clipped(self) -> int:
-        """The number of steps that were clipped."""
-        return self.counts.clipped
-
-    @property
-    def skipped(self) -> int:
-        """The number of steps that were skipped."""
-        return self.counts.skipped
-
-    @property
-    def nonfinite(self) -> int:
-        """The number of steps with a non-finite norm."""
-        return self.counts.nonfinite
-
-
 Callback = Callable[[int, dict[str, float]], object]
 _CAPACITY = 10_000  # steps
 
 
-class Monitor(Totals):
+class Monitor:
     """Record what clipping does at each step: the norm before clipping, the threshold, and whether it clipped.
 
     Pass it as `monitor=` to `gradclip.clip_grad_norm_`, or call `record` with the result of a clipping call. A step
@@ -126,6 +95,31 @@ class Monitor(Totals):
     def __repr__(self) -> str:
         steps, clipped, skipped, nonfinite = self.counts
         return f"Monitor({steps} steps, {clipped} clipped, {skipped} skipped, {nonfinite} not finite)"
+
+    @property
+    def counts(self) -> Counts:
+        """The numbers of all steps, of clipped, skipped and non-finite steps, and the share clipped."""
+        return self._history.counts()
+
+    @property
+    def steps(self) -> int:
+        """The number of steps recorded, including those that are no longer kept."""
+        return self.counts.steps
+
+    @property
+    def clipped(self) -> int:
+        """The number of steps that were clipped."""
+        return self.counts.clipped
+
+    @property
+    def skipped(self) -> int:
+        """The number of steps that were skipped."""
+        return self.counts.skipped
+
+    @property
+    def nonfinite(self) -> int:
+        """The number of steps with a non-finite norm."""
+        return self.counts.nonfinite
 
     def record(
         self,

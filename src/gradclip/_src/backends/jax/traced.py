@@ -50,8 +50,11 @@ _SMALL, _BIG = 2.0**-400, 2.0**480
 _UNIT = 2.0**600  # big numbers are in this unit, small ones in its inverse
 
 
-class JaxNorms(Portable):
-    """The reductions. Backends with the same settings compare equal, so that JAX reuses its traces."""
+class JaxTraced(Portable):
+    """The backend for arrays whose values are not read.
+
+    Backends with the same settings compare equal, so that JAX reuses its traces.
+    """
 
     def __init__(self, *, visible: bool, axes: NamedAxes | None = None) -> None:
         super().__init__(jnp, FLOAT32 if jax.default_backend() == "tpu" else FLOAT64)
@@ -62,7 +65,7 @@ class JaxNorms(Portable):
         self.on_cpu = jax.default_backend() == "cpu"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, JaxNorms) and self._settings() == other._settings()
+        return isinstance(other, JaxTraced) and self._settings() == other._settings()
 
     def __hash__(self) -> int:
         return hash(self._settings())
@@ -131,58 +134,6 @@ class JaxNorms(Portable):
         magnitude = self.magnitude(x) if is_complex(x) else jnp.abs(x)
         axes = scope.shared_axes(x.ndim)
         return [self.widen(jnp.max(magnitude, axis=axes)), self.widen(jnp.min(magnitude, axis=axes))]
-
-
-# The operations on one array are a jitted function of their own, so JAX traces them once for each shape.
-_power_sum_of = jax.jit(Portable.power_sum_of, static_argnums=(0, 2, 3))
-_sums_by_range = jax.jit(JaxNorms.sums_by_range, static_argnums=(0, 2, 3))
-_extremes = jax.jit(JaxNorms.extremes, static_argnums=(0, 2))
-
-
-def _apart(scalars: Sequence[jax.Array]) -> ValueError | None:
-    """Return the error for numbers of arrays that lie on different devices; None if they do not."""
-    known = [x for x in scalars if not isinstance(x, jax.core.Tracer)]
-    places = {str(sorted(device.id for device in x.devices())): x for x in known}
-    if len(places) < 2:
-        return None
-    return ValueError(
-        "arrays that share a norm must lie on the same devices, or each on one of its own, got arrays on the devices "
-        f"{' and '.join(places)}. Put all on the devices of those that are spread over several: "
-        "jax.device_put(x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())), with the mesh of these."
-    )
-
-
-def by_range(wide: jax.Array) -> list[jax.Array]:
-    """Split the magnitudes of float64 numbers into three arrays: small, middle and big ones, with zeros elsewhere.
-
-    Small and big numbers are scaled by their units. All squares stay in range, and so do sums of up to 2**40 squares.
-    """
-    magnitude = jnp.abs(wide)
-    small, big = magnitude < _SMALL, magnitude > _BIG
-    # Select the unit with `where`: a compiler may square a constant factor separately, and that square overflows.
-    scaled = magnitude * jnp.where(small, _UNIT, jnp.where(big, 1.0 / _UNIT, 1.0))
-    return [jnp.where(small, scaled, 0.0), jnp.where(small | big, 0.0, scaled), jnp.where(big, scaled, 0.0)]
-
-
-def joined(by_range: Sequence[jax.Array], p: float) -> tuple[jax.Array, jax.Array]:
-    """Join the three sums of powers (order 1 or 2) into one sum and its divisor. Small ones vanish next to big ones."""
-    small, middle, big = by_range
-    any_big, only_small = big > 0, (middle == 0) & (small > 0)
-    of_middle, of_small = jnp.where(any_big, 1.0 / _UNIT, 1.0), jnp.where(only_small, 1.0, 1.0 / _UNIT)
-    for _ in range(int(p)):  # terms that become subnormal are negligible in the total
-        middle, small = middle * of_middle, small * of_small
-    total = jnp.where(any_big, big + middle, middle + small)
-    return total, jnp.where(any_big, _UNIT, jnp.where(only_small, 1.0 / _UNIT, 1.0))
-
-
-class Zeroed(Arrays):
-    """Arrays with NaN and infinities replaced by zeros. `given` holds the original arrays."""
-
-    given: Arrays | None = None
-
-
-class JaxTraced(JaxNorms):
-    """The backend for arrays whose values are not read."""
 
     @contextmanager
     def precision(self) -> Iterator[None]:
@@ -352,6 +303,54 @@ class JaxTraced(JaxNorms):
             return made, (dys, dnorm, [np.zeros(count.shape, jax.dtypes.float0) for count in counts])
 
         return call
+
+
+# The operations on one array are a jitted function of their own, so JAX traces them once for each shape.
+_power_sum_of = jax.jit(Portable.power_sum_of, static_argnums=(0, 2, 3))
+_sums_by_range = jax.jit(JaxTraced.sums_by_range, static_argnums=(0, 2, 3))
+_extremes = jax.jit(JaxTraced.extremes, static_argnums=(0, 2))
+
+
+def _apart(scalars: Sequence[jax.Array]) -> ValueError | None:
+    """Return the error for numbers of arrays that lie on different devices; None if they do not."""
+    known = [x for x in scalars if not isinstance(x, jax.core.Tracer)]
+    places = {str(sorted(device.id for device in x.devices())): x for x in known}
+    if len(places) < 2:
+        return None
+    return ValueError(
+        "arrays that share a norm must lie on the same devices, or each on one of its own, got arrays on the devices "
+        f"{' and '.join(places)}. Put all on the devices of those that are spread over several: "
+        "jax.device_put(x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())), with the mesh of these."
+    )
+
+
+def by_range(wide: jax.Array) -> list[jax.Array]:
+    """Split the magnitudes of float64 numbers into three arrays: small, middle and big ones, with zeros elsewhere.
+
+    Small and big numbers are scaled by their units. All squares stay in range, and so do sums of up to 2**40 squares.
+    """
+    magnitude = jnp.abs(wide)
+    small, big = magnitude < _SMALL, magnitude > _BIG
+    # Select the unit with `where`: a compiler may square a constant factor separately, and that square overflows.
+    scaled = magnitude * jnp.where(small, _UNIT, jnp.where(big, 1.0 / _UNIT, 1.0))
+    return [jnp.where(small, scaled, 0.0), jnp.where(small | big, 0.0, scaled), jnp.where(big, scaled, 0.0)]
+
+
+def joined(by_range: Sequence[jax.Array], p: float) -> tuple[jax.Array, jax.Array]:
+    """Join the three sums of powers (order 1 or 2) into one sum and its divisor. Small ones vanish next to big ones."""
+    small, middle, big = by_range
+    any_big, only_small = big > 0, (middle == 0) & (small > 0)
+    of_middle, of_small = jnp.where(any_big, 1.0 / _UNIT, 1.0), jnp.where(only_small, 1.0, 1.0 / _UNIT)
+    for _ in range(int(p)):  # terms that become subnormal are negligible in the total
+        middle, small = middle * of_middle, small * of_small
+    total = jnp.where(any_big, big + middle, middle + small)
+    return total, jnp.where(any_big, _UNIT, jnp.where(only_small, 1.0 / _UNIT, 1.0))
+
+
+class Zeroed(Arrays):
+    """Arrays with NaN and infinities replaced by zeros. `given` holds the original arrays."""
+
+    given: Arrays | None = None
 
 
 _checked: type[Backend] = JaxTraced
