@@ -106,12 +106,12 @@ class Look(NamedTuple):
                 return None
             found.parts.scale(found.table, places)
             if self.backend.immutable:
-                self._keep(results, layout, set(layout.parts_of(found.table[0] == 0)))
+                self._keep(results, layout, layout.parts_of(found.table[0] == 0))
         return results, found.norms
 
-    def _keep(self, results: list[Any], layout: Several, changed: set[int]) -> None:
+    def _keep(self, results: list[Any], layout: Several, changed: Sequence[int]) -> None:
         """Put the arrays of parts that did not change themselves among the results."""
-        for number in changed.symmetric_difference(range(layout.number)):
+        for number in set(range(layout.number)).difference(changed):
             for index in layout.part(number).indices:
                 results[index] = self.leaves[index]
 
