@@ -91,7 +91,7 @@ if TYPE_CHECKING:
     from gradclip._src.checks.verdict import UpdateCheck
     from gradclip._src.explained import SpikeExplanation, explain_spike
     from gradclip._src.fused.guard import guard
-    from gradclip._src.fused.guard_words import ClippingError, ClippingWarning
+    from gradclip._src.fused.warned import ClippingError, ClippingWarning
     from gradclip._src.monitor.monitor import Monitor
     from gradclip._src.monitor.spike import Spike
     from gradclip._src.private.batches import PoissonBatches
@@ -157,8 +157,8 @@ __all__ = [
 ]
 
 _WHEN_USED = {
-    "ClippingError": "gradclip._src.fused.guard_words",
-    "ClippingWarning": "gradclip._src.fused.guard_words",
+    "ClippingError": "gradclip._src.fused.warned",
+    "ClippingWarning": "gradclip._src.fused.warned",
     "MaxNormSearch": "gradclip._src.search.result",
     "Monitor": "gradclip._src.monitor.monitor",
     "PoissonBatches": "gradclip._src.private.batches",

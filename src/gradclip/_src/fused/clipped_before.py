@@ -12,9 +12,8 @@ import torch
 from torch.optim import Optimizer
 
 from gradclip._src.fused import guard_calls
-from gradclip._src.fused.guard_calls import ClipCall
-from gradclip._src.fused.guard_judge import threshold_of
-from gradclip._src.fused.guard_words import ClippingWarning, level_of_user
+from gradclip._src.fused.guard_calls import ClipCall, threshold_of
+from gradclip._src.fused.warned import ClippingWarning, level_of_user
 
 _STEPS = 2
 _ONLY_MEASURES = 1e6

@@ -12,7 +12,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from gradclip._src.fused.guard_words import ClippingWarning, level_of_user
+from gradclip._src.fused.warned import ClippingWarning, level_of_user
 from gradclip._src.fused.wrapped import parameters_of
 
 _SAID_AFTER = 100

@@ -6,6 +6,7 @@ that call PyTorch's and tell the guards. They are put back when the last guard i
 """
 
 import functools
+import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from torch.nn import utils
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
+from gradclip._src.adaptive.holder import AdaptiveNorm
 from gradclip._src.core import announced
 from gradclip._src.core.norms import Order
 from gradclip._src.fused.wrapped import unwrapped
@@ -77,6 +79,15 @@ class Watcher(Protocol):
 
     def stepped(self, scaler: torch.amp.GradScaler, *, failed: bool) -> None:
         """Hear that it has done so, skipped the step, or failed."""
+
+
+def threshold_of(call: ClipCall) -> float:
+    """Return the threshold of a call; NaN if it is not one number."""
+    max_norm: Any = call.max_norm.threshold if isinstance(call.max_norm, AdaptiveNorm) else call.max_norm
+    try:
+        return float(max_norm)
+    except (TypeError, ValueError, RuntimeError):  # the last for a tensor without values
+        return math.nan
 
 
 _watchers: "weakref.WeakSet[Any]" = weakref.WeakSet()

@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gradclip._src.adaptive.holder import AdaptiveNorm
-from gradclip._src.fused.guard_calls import ClipCall
+from gradclip._src.fused.guard_calls import ClipCall, threshold_of
 from gradclip._src.fused.guard_window import GradientOperation
 from gradclip.typing import Scalar
 
@@ -69,15 +68,6 @@ def judged(facts: Facts) -> Iterator[Found]:
     found = story.misplaced() or story.missed() or story.scaled() or story.starved() or story.unclipped()
     if found is not None:
         yield found
-
-
-def threshold_of(call: ClipCall) -> float:
-    """Return the threshold of a call; NaN if it is not one number."""
-    max_norm: Any = call.max_norm.threshold if isinstance(call.max_norm, AdaptiveNorm) else call.max_norm
-    try:
-        return float(max_norm)
-    except (TypeError, ValueError, RuntimeError):  # the last for a tensor without values
-        return math.nan
 
 
 def _is(norm: float, expected: float, within: float) -> bool:

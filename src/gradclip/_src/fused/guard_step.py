@@ -19,9 +19,10 @@ from gradclip._src.fused.guard_calls import ClipCall
 from gradclip._src.fused.guard_judge import Facts, judged
 from gradclip._src.fused.guard_settings import Handle, Settings, as_number, seems_a_handle
 from gradclip._src.fused.guard_window import Window
-from gradclip._src.fused.guard_words import FIXES, ClippingError, ClippingWarning, Finding, level_of_user
+from gradclip._src.fused.guard_words import FIXES, Finding
 from gradclip._src.fused.optimizers import makes_state
 from gradclip._src.fused.scaled_steps import infinities, unscaled
+from gradclip._src.fused.warned import ClippingError, ClippingWarning, level_of_user
 from gradclip._src.inplace.norm import grad_norm
 from gradclip._src.passed.groups import have_thresholds
 from gradclip._src.passed.parameters import ParameterList, may_lack_gradients

@@ -1,6 +1,5 @@
 """The mistakes that a guard finds, and how to mend each."""
 
-import sys
 from dataclasses import dataclass
 
 FIXES = {
@@ -39,14 +38,6 @@ FIXES = {
 """What to do about each kind of mistake."""
 
 
-class ClippingWarning(UserWarning):
-    """A mistake in how gradients are clipped, found by `gradclip.guard`."""
-
-
-class ClippingError(RuntimeError):
-    """A mistake found by `gradclip.guard` with `on_mistake="raise"`, or more skipped steps than `stop_after` allows."""
-
-
 @dataclass(frozen=True)
 class Finding:
     """A mistake that a guard has found.
@@ -72,11 +63,3 @@ class Finding:
 
     def __str__(self) -> str:
         return f"step {self.step}: {self.sentence} {self.fix}"
-
-
-def level_of_user() -> int:
-    """Return the `stacklevel` with which the caller of this function warns about the user's code."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in ("gradclip", "torch"):
-        frame, level = frame.f_back, level + 1
-    return level
