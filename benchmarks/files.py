@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 from timing import medians_of_clocks
 
 import gradclip
-from gradclip._src.checks.measured import counts, measured
 from gradclip._src.core.norms import EUCLIDEAN
-from gradclip._src.files import difference, open_file
+from gradclip._src.updates.files import difference, open_file
+from gradclip._src.updates.measured import counts, measured
 
 SIZES = [1 << 17, 1 << 18, 1 << 19, 1 << 20, 1 << 22]
 LAYER = [
@@ -42,9 +42,9 @@ RAW, OURS = "plain readinto", "gradclip norm"
 PEAK = """
 import sys
 from pathlib import Path
-from gradclip._src.checks.measured import measured
+from gradclip._src.updates.measured import measured
 from gradclip._src.core.norms import EUCLIDEAN
-from gradclip._src.files import open_file
+from gradclip._src.updates.files import open_file
 with open_file(Path(sys.argv[1])) as file:
     measured([x for x in file.arrays if x.kind.counts], EUCLIDEAN)
 print(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])

@@ -14,7 +14,7 @@ import torch
 from report import NOISE, write
 
 import gradclip
-from gradclip._src.private import discrete
+from gradclip._src.private.noise import discrete
 
 SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
 MOST_OF_OPENDP = 1_000_000

@@ -21,9 +21,9 @@ WITHOUT_KERNELS = ("-Cwheel.cmake=false", "-Cwheel.py-api=py3")
 REQUIRED = {"gradclip", *(re.match(r"[\w-]+", line)[0].replace("-", "_") for line in project()["dependencies"])}
 # Their examples call what needs dp-accounting, without importing it.
 ACCOUNTING = {
-    "gradclip._src.private.accounting.epsilon",
-    "gradclip._src.private.accounting.noise_multiplier",
-    "gradclip._src.private.run.PrivateRun",
+    "gradclip._src.private.run.accounting.epsilon",
+    "gradclip._src.private.run.accounting.noise_multiplier",
+    "gradclip._src.private.run.run.PrivateRun",
 }
 IMPORTED = re.compile(r"^\s*(?:import|from) (\w+)", re.M)
 

@@ -17,9 +17,8 @@ from environments import ROOT, new_environment, pip_install, run_native_tests
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TORCH = f"torch=={os.environ.get('TORCH') or '2.13.0'}"
 TESTS = [
-    *("test_clip.py", "test_tree.py", "core/test_norms*", "core/test_nonfinite*", "test_inplace*", "backends"),
-    *(f"per_example/test_{name}*" for name in ("clip", "function", "settings", "sums", "transforms")),
-    "per_example/batching",
+    *("functional", "test_tree.py", "core/test_norms*", "core/test_nonfinite*", "inplace", "backends"),
+    *("private/sums", "private/functions", "private/batching"),
 ]
 
 

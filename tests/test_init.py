@@ -33,7 +33,7 @@ def test_importing_gradclip_imports_nothing_that_most_programs_do_without():
         "numpy.f2py",
         "numpy.random",
         "numpy.testing",
-        "gradclip._src.audit.self_test",
+        "gradclip._src.private.audit.self_test",
         "gradclip._src.cli",
         "gradclip._src.advice",
     )

@@ -55,12 +55,6 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from gradclip._src.adaptive.history import NormHistory, SteadyHistory
-from gradclip._src.adaptive.holder import AdaptiveNorm
-from gradclip._src.adaptive.private import PrivateQuantile, PrivateQuantileState
-from gradclip._src.adaptive.quantile import QuantileThreshold
-from gradclip._src.adaptive.spread import SpreadThreshold
-from gradclip._src.adaptive.steady import SteadyThreshold
 from gradclip._src.distributed.partial_norm import PartialNorm, partial_norm
 from gradclip._src.functional.clip import (
     clip_by_global_norm,
@@ -76,29 +70,35 @@ from gradclip._src.inplace.layers import clip_grad_layer_norm_
 from gradclip._src.inplace.norm import clip_grad_norm_, grad_norm
 from gradclip._src.inplace.units import adaptive_grad_clip_, clip_grad_unit_norm_
 from gradclip._src.native import NativeStatus, native_status
-from gradclip._src.per_example.clip import PerExampleInfo, per_example_clip
-from gradclip._src.per_example.function import ClippedFunction
-from gradclip._src.per_example.outputs import ExampleOutputs
-from gradclip._src.per_example.sensitivity import Sensitivity, clipped_sum_sensitivity
-from gradclip._src.per_example.transforms import clipped_fun, clipped_grad
+from gradclip._src.private.batching.outputs import ExampleOutputs
+from gradclip._src.private.functions.clipped import ClippedFunction
+from gradclip._src.private.functions.transforms import clipped_fun, clipped_grad
+from gradclip._src.private.sums.clip import PerExampleInfo, per_example_clip
+from gradclip._src.private.sums.sensitivity import Sensitivity, clipped_sum_sensitivity
+from gradclip._src.thresholds.history import NormHistory, SteadyHistory
+from gradclip._src.thresholds.holder import AdaptiveNorm
+from gradclip._src.thresholds.private import PrivateQuantile, PrivateQuantileState
+from gradclip._src.thresholds.quantile import QuantileThreshold
+from gradclip._src.thresholds.spread import SpreadThreshold
+from gradclip._src.thresholds.steady import SteadyThreshold
 from gradclip._src.words import advise_on_imports, no_attribute
 
 if TYPE_CHECKING:
-    from gradclip._src.audit.canaries import audited_epsilon
-    from gradclip._src.audit.report import SensitivityReport
-    from gradclip._src.audit.self_test import check_sensitivity
-    from gradclip._src.checks.update import check_update
-    from gradclip._src.checks.verdict import UpdateCheck
     from gradclip._src.explained import SpikeExplanation, explain_spike
-    from gradclip._src.fused.guard import guard
-    from gradclip._src.fused.warned import ClippingError, ClippingWarning
+    from gradclip._src.guard.guard import guard
     from gradclip._src.monitor.monitor import Monitor
     from gradclip._src.monitor.spike import Spike
-    from gradclip._src.private.batches import PoissonBatches
-    from gradclip._src.private.noise import add_noise
-    from gradclip._src.private.run import PrivateRun
-    from gradclip._src.search.find import find_max_norm
-    from gradclip._src.search.result import MaxNormSearch
+    from gradclip._src.private.audit.canaries import audited_epsilon
+    from gradclip._src.private.audit.report import SensitivityReport
+    from gradclip._src.private.audit.self_test import check_sensitivity
+    from gradclip._src.private.noise.add import add_noise
+    from gradclip._src.private.run.batches import PoissonBatches
+    from gradclip._src.private.run.run import PrivateRun
+    from gradclip._src.step.warned import ClippingError, ClippingWarning
+    from gradclip._src.thresholds.search.find import find_max_norm
+    from gradclip._src.thresholds.search.result import MaxNormSearch
+    from gradclip._src.updates.update import check_update
+    from gradclip._src.updates.verdict import UpdateCheck
 
 __version__ = "0.1.0"
 
@@ -157,23 +157,23 @@ __all__ = [
 ]
 
 _WHEN_USED = {
-    "ClippingError": "gradclip._src.fused.warned",
-    "ClippingWarning": "gradclip._src.fused.warned",
-    "MaxNormSearch": "gradclip._src.search.result",
+    "ClippingError": "gradclip._src.step.warned",
+    "ClippingWarning": "gradclip._src.step.warned",
+    "MaxNormSearch": "gradclip._src.thresholds.search.result",
     "Monitor": "gradclip._src.monitor.monitor",
-    "PoissonBatches": "gradclip._src.private.batches",
-    "PrivateRun": "gradclip._src.private.run",
-    "SensitivityReport": "gradclip._src.audit.report",
+    "PoissonBatches": "gradclip._src.private.run.batches",
+    "PrivateRun": "gradclip._src.private.run.run",
+    "SensitivityReport": "gradclip._src.private.audit.report",
     "Spike": "gradclip._src.monitor.spike",
     "SpikeExplanation": "gradclip._src.explained",
-    "UpdateCheck": "gradclip._src.checks.verdict",
-    "add_noise": "gradclip._src.private.noise",
-    "audited_epsilon": "gradclip._src.audit.canaries",
-    "check_sensitivity": "gradclip._src.audit.self_test",
-    "check_update": "gradclip._src.checks.update",
+    "UpdateCheck": "gradclip._src.updates.verdict",
+    "add_noise": "gradclip._src.private.noise.add",
+    "audited_epsilon": "gradclip._src.private.audit.canaries",
+    "check_sensitivity": "gradclip._src.private.audit.self_test",
+    "check_update": "gradclip._src.updates.update",
     "explain_spike": "gradclip._src.explained",
-    "find_max_norm": "gradclip._src.search.find",
-    "guard": "gradclip._src.fused.guard",
+    "find_max_norm": "gradclip._src.thresholds.search.find",
+    "guard": "gradclip._src.guard.guard",
 }
 
 

@@ -121,7 +121,7 @@ def _one_step(case: Case, step: Step, ours: Any, theirs: Any, scaler: Any) -> No
 
 def _fails(case: Case, scaler: Any, ours: Any) -> None:
     before = [p.detach().clone() for p in ours.param_groups[0]["params"]]
-    with mock.patch("gradclip._src.fused.step.divisor", side_effect=KeyError):
+    with mock.patch("gradclip._src.step.within.divisor", side_effect=KeyError):
         try:
             scaler.step(ours)
         except KeyError:

@@ -178,12 +178,12 @@ def test_without_findings_all_is_well(capsys):
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda: mock.patch("gradclip._src.fused.handle.StepClipping._begin", return_value=None),
+        lambda: mock.patch("gradclip._src.step.handle.StepClipping._begin", return_value=None),
         lambda: mock.patch(
-            "gradclip._src.fused.at_step.clip_grad_norm_", lambda groups, *_, **__: gradclip.grad_norm(groups)
+            "gradclip._src.step.at_step.clip_grad_norm_", lambda groups, *_, **__: gradclip.grad_norm(groups)
         ),
-        lambda: mock.patch("gradclip._src.fused.at_step.ClippingBeforeStep._skipped", return_value=[]),
-        lambda: mock.patch("gradclip._src.fused.step.threshold_of_scaled", lambda backend, max_norm, given: max_norm),
+        lambda: mock.patch("gradclip._src.step.at_step.ClippingBeforeStep._skipped", return_value=[]),
+        lambda: mock.patch("gradclip._src.step.within.threshold_of_scaled", lambda backend, max_norm, given: max_norm),
     ],
     ids=["it never clips", "it only measures", "it steps with zeros", "it clips scaled gradients"],
 )

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 import gradclip
-from gradclip._src.fused import wrapped
+from gradclip._src.step import wrapped
 from gradclip.integrations.torch import clip_at_step
 from wrappers import Around, Outside
 

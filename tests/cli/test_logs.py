@@ -112,7 +112,9 @@ def test_a_picture_that_cannot_be_written(log, tmp_path):
 
 def test_without_matplotlib_it_says_what_to_install(log, tmp_path, monkeypatch):
     for name in [
-        name for name in sys.modules if name.startswith(("gradclip._src.monitor.picture", "gradclip._src.logs.picture"))
+        name
+        for name in sys.modules
+        if name.startswith(("gradclip._src.monitor.page.picture", "gradclip._src.logs.picture"))
     ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gradclip
-from gradclip._src.monitor.advice import Advice
+from gradclip._src.monitor.advice.advice import Advice
 from gradclip._src.monitor.notes import about_proposal, notes
 
 

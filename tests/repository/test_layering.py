@@ -10,11 +10,11 @@ LAYERS = [
     {"flush_mode", "words"},
     {"core", "tree"},
     {"backends"},
-    {"adaptive", "passed", "versions"},
-    {"distributed", "files", "look", "monitor", "search"},
+    {"passed", "thresholds", "versions"},
+    {"distributed", "look", "monitor"},
     {"inplace"},
-    {"functional", "per_example"},
-    {"audit", "checks", "explained", "fused", "logs", "private"},
+    {"functional", "private", "step"},
+    {"explained", "guard", "logs", "updates"},
     {"gradclip", "integrations"},
     {"demo"},
     {"cli"},
@@ -77,13 +77,11 @@ def test_an_engine_imports_no_engine_but_host(edges, engine):
 
 
 def test_frameworks_are_named_in_few_rooms():
-    rooms = {"backends", "demo", "fused", "integrations", "per_example", "typing"}
+    rooms = {"backends", "demo", "guard", "integrations", "private", "step", "typing"}
     found = structure.importing({"jax", "tensorflow", "torch"})
     assert {structure.room_of(name) for name in found} == rooms
-    sums = [name for name in found if structure.room_of(name) == "per_example"]
-    assert all(
-        name.startswith(("gradclip._src.per_example.batching.", "gradclip._src.per_example.ghost.")) for name in sums
-    )
+    sums = [name for name in found if structure.room_of(name) == "private"]
+    assert all(name.startswith(("gradclip._src.private.batching.", "gradclip._src.private.ghost.")) for name in sums)
 
 
 def test_the_check_sees_a_violation():

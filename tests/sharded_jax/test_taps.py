@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradclip._src.per_example.ghost.jax_taps import JaxTaps
+from gradclip._src.private.ghost.jax.taps import JaxTaps
 from sharded_jax.layouts import AxisType, P, mesh_of, placed
 
 RNG = np.random.default_rng(0)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 from matplotlib.figure import Figure
 
-from gradclip._src.monitor.looks import PanelStyle
+from gradclip._src.monitor.page.looks import PanelStyle
 from gradclip._src.monitor.records import Columns, Step
 
 NORMS = [0.5, 2.0, math.nan, 3.0, math.inf, 0.0]

@@ -9,8 +9,8 @@ import torch
 from jax import lax
 
 from factors import numbers, wide
-from gradclip._src.per_example.ghost import clip, plan, step
-from gradclip._src.per_example.ghost.records import Dense, Made
+from gradclip._src.private.ghost import clip, plan, step
+from gradclip._src.private.ghost.records import Dense, Made
 
 EXAMPLES, TERMS = 8, 4
 

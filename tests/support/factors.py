@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from gradclip._src.per_example.ghost.products_jax import JaxProducts
-from gradclip._src.per_example.ghost.products_torch import TorchProducts
-from gradclip._src.per_example.ghost.records import Dense, Embedding, Made, MatrixPlace, PlacedTerms
+from gradclip._src.private.ghost.jax.matrices import JaxProducts
+from gradclip._src.private.ghost.records import Dense, Embedding, Made, MatrixPlace, PlacedTerms
+from gradclip._src.private.ghost.torch.matrices import TorchProducts
 
 PRODUCTS = {"jax": JaxProducts, "torch": TorchProducts}
 DTYPES = ["float16", "bfloat16", "float32", "float64"]

@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 
 from gradclip._src.backends.host.arrays import as_float
-from gradclip._src.files import open_file
+from gradclip._src.updates.files import open_file
 
 
 def whole(array, pieces=None):

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from gradclip._src.per_example.ghost.records import Dense, Made
+from gradclip._src.private.ghost.records import Dense, Made
 
 
 def per_example(gradient, shape, batch):

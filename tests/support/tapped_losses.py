@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradclip._src.per_example.ghost.jax_taps import JaxTaps
-from gradclip._src.per_example.ghost.records import Made, PlacedTerms
+from gradclip._src.private.ghost.jax.taps import JaxTaps
+from gradclip._src.private.ghost.records import Made, PlacedTerms
 from tapped import per_example
 
 BATCH = 5

@@ -2,8 +2,8 @@
 
 import torch
 
-from gradclip._src.per_example.ghost.records import Embedding, Made
-from gradclip._src.per_example.ghost.torch_taps import TorchTaps
+from gradclip._src.private.ghost.records import Embedding, Made
+from gradclip._src.private.ghost.torch.taps import TorchTaps
 
 
 def remade(gradient, shape, count):

@@ -8,7 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
 
 import gradclip
-from gradclip._src.fused.fold import FusedClipping
+from gradclip._src.step.fold import FusedClipping
 from gradclip.integrations.torch import clip_at_step
 from gradclip.integrations.transformers import ClipCallback
 from recorded import Recorded

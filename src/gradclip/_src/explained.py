@@ -11,8 +11,8 @@ import numpy as np
 
 from gradclip._src.backends.on_host import fetched, framework_of
 from gradclip._src.monitor.spike import rounded
-from gradclip._src.per_example.call_arguments import shapes_of_batch
-from gradclip._src.per_example.transforms import clipped_grad
+from gradclip._src.private.functions.transforms import clipped_grad
+from gradclip._src.private.sums.call_arguments import shapes_of_batch
 from gradclip._src.tree import dotted, flatten
 from gradclip._src.words import listed
 from gradclip.typing import Mask, Method

@@ -14,10 +14,10 @@ States have autoclip's format: you can load states that autoclip saved.
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from gradclip._src.adaptive.holder import AdaptiveNorm
-from gradclip._src.adaptive.quantile import QuantileThreshold
-from gradclip._src.adaptive.settings import check_window
 from gradclip._src.inplace.norm import clip_grad_norm_
+from gradclip._src.thresholds.holder import AdaptiveNorm
+from gradclip._src.thresholds.quantile import QuantileThreshold
+from gradclip._src.thresholds.settings import check_window
 from gradclip.integrations import needed_for
 
 with needed_for("autoclip", "torch"):

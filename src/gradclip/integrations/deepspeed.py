@@ -7,13 +7,13 @@ threshold that its engine reads at each step, and takes in the norm that the eng
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gradclip._src.adaptive.holder import AdaptiveNorm
+from gradclip._src.thresholds.holder import AdaptiveNorm
 from gradclip._src.words import with_advice
 from gradclip.integrations import needed_for
 from gradclip.typing import Threshold
 
 with needed_for("deepspeed", "torch"):
-    from gradclip._src.fused.engine import EngineClipping
+    from gradclip._src.step.engine import EngineClipping
 
 if TYPE_CHECKING:
     from gradclip._src.monitor.monitor import Monitor

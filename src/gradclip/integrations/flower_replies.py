@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from gradclip._src.files import npy
-from gradclip._src.files.stored import shown
+from gradclip._src.updates.files import npy
+from gradclip._src.updates.files.stored import shown
 from gradclip.integrations import needed_for
 
 with needed_for("flower"):

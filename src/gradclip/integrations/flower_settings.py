@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from inspect import signature
 
-from gradclip._src.per_example.quantities import as_number
+from gradclip._src.private.sums.quantities import as_number
 
 _NUMBERS = (
     "noise_multiplier",

@@ -7,9 +7,9 @@ import jax
 
 from gradclip._src.passed.arguments import is_single_threshold
 from gradclip._src.passed.leaves import as_floats
-from gradclip._src.per_example.clip import clip_examples
-from gradclip._src.per_example.grid import check_grid
-from gradclip._src.per_example.settings import PerExampleSettings
+from gradclip._src.private.sums.clip import clip_examples
+from gradclip._src.private.sums.grid import check_grid
+from gradclip._src.private.sums.settings import PerExampleSettings
 from gradclip.typing import Threshold, Tree
 
 

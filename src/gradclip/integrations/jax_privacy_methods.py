@@ -12,11 +12,11 @@ from gradclip._src.backends.entries import Entry
 from gradclip._src.backends.registry import named
 from gradclip._src.passed.arguments import check_flag
 from gradclip._src.passed.leaves import as_floats
-from gradclip._src.per_example.batching.verbs import Batching
-from gradclip._src.per_example.call_arguments import positions
-from gradclip._src.per_example.function import ClippedFunction
-from gradclip._src.per_example.quantities import check_name
-from gradclip._src.per_example.settings import PerExampleSettings
+from gradclip._src.private.batching.verbs import Batching
+from gradclip._src.private.functions.clipped import ClippedFunction
+from gradclip._src.private.sums.call_arguments import positions
+from gradclip._src.private.sums.quantities import check_name
+from gradclip._src.private.sums.settings import PerExampleSettings
 from gradclip._src.tree import flatten
 from gradclip.integrations.jax_privacy_results import AuxiliaryOutput, BoundedSensitivityCallable, bound_of, divided
 from gradclip.integrations.jax_privacy_values import cast

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import jax
 
 from gradclip._src.passed.arguments import is_single_threshold
-from gradclip._src.per_example.function import ClippedFunction
-from gradclip._src.per_example.rounding import root_up, rounded_up
+from gradclip._src.private.functions.clipped import ClippedFunction
+from gradclip._src.private.sums.rounding import root_up, rounded_up
 from gradclip.typing import Thresholds
 
 _TIMES_BOUND = {"ADD_OR_REMOVE_ONE": 1, "REPLACE_ONE": 2, "REPLACE_SPECIAL": 1}

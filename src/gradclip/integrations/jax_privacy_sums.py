@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from gradclip._src.passed.arguments import check_flag, check_threshold, is_single_threshold
-from gradclip._src.per_example import transforms
-from gradclip._src.per_example.call_arguments import positions
-from gradclip._src.per_example.settings import PerExampleSettings
+from gradclip._src.private.functions import transforms
+from gradclip._src.private.sums.call_arguments import positions
+from gradclip._src.private.sums.settings import PerExampleSettings
 from gradclip._src.tree import flatten
 from gradclip._src.words import shown
 from gradclip.integrations.jax_privacy_grid import check_grid_scale

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from gradclip._src.adaptive.holder import AdaptiveNorm
+from gradclip._src.thresholds.holder import AdaptiveNorm
 from gradclip._src.words import with_advice
 from gradclip.integrations import needed_for
 from gradclip.typing import Meshes, Ord, Policy, ProcessGroups, Threshold
@@ -17,8 +17,8 @@ from gradclip.typing import Meshes, Ord, Policy, ProcessGroups, Threshold
 with needed_for("lightning", "torch"):
     from lightning.pytorch import Callback, LightningModule, Trainer
 
-    from gradclip._src.fused.at_step import clip_at_step
-    from gradclip._src.fused.handle import StepClipping
+    from gradclip._src.step.at_step import clip_at_step
+    from gradclip._src.step.handle import StepClipping
 
 if TYPE_CHECKING:
     from gradclip._src.monitor.monitor import Monitor

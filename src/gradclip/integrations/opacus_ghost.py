@@ -5,7 +5,7 @@ gradients that `gradclip.clipped_grad` clips, example by example, with a plan fo
 forward pass than Opacus, and no second backward pass.
 
 Up to 256 examples are added up at a time. The noise also covers what sums of factors round
-(`per_example/ghost/certificate.py`): for n examples at most 6.1e-8 n max_grad_norm.
+(`private/ghost/certificate.py`): for n examples at most 6.1e-8 n max_grad_norm.
 """
 
 import numbers
@@ -14,12 +14,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from gradclip._src.core.formats import FLOAT64
-from gradclip._src.per_example.batching.verbs import named
-from gradclip._src.per_example.function import ClippedFunction
-from gradclip._src.per_example.rounding import FactoredGradients
-from gradclip._src.per_example.sensitivity import Sensitivity, sensitivity_of
-from gradclip._src.per_example.settings import PerExampleSettings
-from gradclip._src.per_example.transforms import clipped_grad
+from gradclip._src.private.batching.verbs import named
+from gradclip._src.private.functions.clipped import ClippedFunction
+from gradclip._src.private.functions.transforms import clipped_grad
+from gradclip._src.private.sums.rounding import FactoredGradients
+from gradclip._src.private.sums.sensitivity import Sensitivity, sensitivity_of
+from gradclip._src.private.sums.settings import PerExampleSettings
 from gradclip._src.tree import flatten
 from gradclip.integrations import needed_for
 from gradclip.integrations.opacus_optimizers import DPOptimizer

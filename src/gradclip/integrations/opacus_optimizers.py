@@ -20,12 +20,12 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from gradclip._src.adaptive.private import PrivateQuantile
-from gradclip._src.adaptive.settings import check_between
 from gradclip._src.passed.arguments import check_threshold
-from gradclip._src.per_example.clip import per_example_clip
-from gradclip._src.per_example.quantities import as_number
-from gradclip._src.per_example.sensitivity import Sensitivity, clipped_sum_sensitivity
+from gradclip._src.private.sums.clip import per_example_clip
+from gradclip._src.private.sums.quantities import as_number
+from gradclip._src.private.sums.sensitivity import Sensitivity, clipped_sum_sensitivity
+from gradclip._src.thresholds.private import PrivateQuantile
+from gradclip._src.thresholds.settings import check_between
 from gradclip._src.words import listed, typed
 from gradclip.integrations import needed_for
 

@@ -19,7 +19,7 @@ from gradclip._src.functional.clip import clip_by_layer_norm, clip_by_value, glo
 from gradclip._src.functional.units import clip_adaptively
 from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.passed.leaves import as_floats, without_integers
-from gradclip._src.per_example.clip import per_example_clip
+from gradclip._src.private.sums.clip import per_example_clip
 from gradclip.integrations import needed_for
 from gradclip.typing import Tree
 

@@ -46,9 +46,9 @@ with needed_for("torch", "torch"):
     import torch
 
     from gradclip._src.backends.torch.tensors import tensor_of
-    from gradclip._src.fused.at_step import clip_at_step
-    from gradclip._src.fused.fold import fold_into
-    from gradclip._src.fused.in_backward import clip_in_backward
+    from gradclip._src.step.at_step import clip_at_step
+    from gradclip._src.step.fold import fold_into
+    from gradclip._src.step.in_backward import clip_in_backward
     from gradclip.integrations.torch_batches import MaskedDataset, PoissonSampler, poisson_loader
 
 __all__ = [

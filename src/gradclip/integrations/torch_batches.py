@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gradclip._src.private.batches import PoissonBatches
+from gradclip._src.private.run.batches import PoissonBatches
 from gradclip.integrations import needed_for
 
 with needed_for("torch", "torch"):

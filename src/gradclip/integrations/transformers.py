@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gradclip._src.adaptive.holder import AdaptiveNorm
 from gradclip._src.passed.arguments import check_threshold
+from gradclip._src.thresholds.holder import AdaptiveNorm
 from gradclip._src.words import with_advice
 from gradclip.integrations import needed_for
 from gradclip.typing import Meshes, Ord, Policy, ProcessGroups, Threshold
@@ -18,8 +18,8 @@ with needed_for("transformers", "torch"):
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
     from transformers.trainer_callback import ExportableState
 
-    from gradclip._src.fused.at_step import clip_at_step
-    from gradclip._src.fused.handle import StepClipping
+    from gradclip._src.step.at_step import clip_at_step
+    from gradclip._src.step.handle import StepClipping
 
 if TYPE_CHECKING:
     from gradclip._src.monitor.monitor import Monitor

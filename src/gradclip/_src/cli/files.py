@@ -14,9 +14,9 @@ from gradclip._src.cli.logs import fail, threshold
 
 if TYPE_CHECKING:
     from gradclip._src.backends.host.arrays import HostArray
-    from gradclip._src.checks.template import Slot
-    from gradclip._src.checks.verdict import Measurement, UpdateCheck
-    from gradclip._src.files import Stored
+    from gradclip._src.updates.files import Stored
+    from gradclip._src.updates.template import Slot
+    from gradclip._src.updates.verdict import Measurement, UpdateCheck
 
 _FILES = Annotated[
     list[Path],
@@ -95,9 +95,9 @@ def norm(
 
     Arrays of integers do not count. Files of any size are read piece by piece.
     """
-    from gradclip._src.checks.judge import Measurement, measure
     from gradclip._src.core.accumulators import check_order
     from gradclip._src.core.norms import Order
+    from gradclip._src.updates.judge import Measurement, measure
 
     order = _usable("--ord", lambda: check_order(Order.parse(_number(ord))))
     _check_there(*files, minus)
@@ -124,8 +124,8 @@ def check(
     An update is refused if its norm exceeds the threshold, in exact arithmetic, if it holds NaN or infinities, or if it
     differs from --like. Files of any size are read piece by piece.
     """
-    from gradclip._src.checks.judge import checked_order, judge
-    from gradclip._src.checks.verdict import UpdateCheck
+    from gradclip._src.updates.judge import checked_order, judge
+    from gradclip._src.updates.verdict import UpdateCheck
 
     order = _usable("--ord", lambda: checked_order(_number(ord)))
     if not max_norm >= 0:
@@ -169,8 +169,8 @@ def _check_there(*files: Path | None) -> None:
 
 
 def _template(like: Path) -> "list[Slot]":
-    from gradclip._src.checks.template import of_arrays
-    from gradclip._src.files import open_file
+    from gradclip._src.updates.files import open_file
+    from gradclip._src.updates.template import of_arrays
 
     with open_file(like) as opened:
         slots = of_arrays(opened.arrays)
@@ -190,7 +190,7 @@ def _answer(
     minus: Path | None = None,
 ) -> R:
     """Return the answer about the arrays in the files of one update; what `failed` makes of an error on the way."""
-    from gradclip._src.checks.verdict import in_one_line
+    from gradclip._src.updates.verdict import in_one_line
 
     with ExitStack() as opened:
         try:
@@ -202,7 +202,7 @@ def _answer(
 
 def _arrays(files: Sequence[Path], minus: Path | None, bar: "Bar", opened: ExitStack) -> "list[Stored]":
     """Open the files of one update and return their arrays."""
-    from gradclip._src.files import difference, open_file
+    from gradclip._src.updates.files import difference, open_file
 
     parts = [opened.enter_context(open_file(file, bar.advance)) for file in files]
     if minus is not None:
@@ -247,7 +247,7 @@ class Bar:
 
 @contextmanager
 def _bar(name: str) -> Iterator[Bar]:
-    from gradclip._src.files.stored import shown
+    from gradclip._src.updates.files.stored import shown
 
     bar = Bar(shown(name))
     try:
@@ -261,7 +261,7 @@ def _told(
     files: Sequence[Path], answers: Iterable[A], asked: dict[str, float], *, as_json: bool, together: bool
 ) -> list[A]:
     """Print each answer in a line as soon as it is known, or all as JSON, and return them."""
-    from gradclip._src.files.stored import shown
+    from gradclip._src.updates.files.stored import shown
 
     found = []
     for label, one in zip([f"{len(files)} files"] if together else files, answers, strict=True):

@@ -140,7 +140,7 @@ def _draw(write: Callable[[Path], object], out: Path) -> None:
 
 
 def _picture_of(summary: "Summary", path: Path) -> None:
-    from gradclip._src.monitor.picture import draw
+    from gradclip._src.monitor.page.picture import draw
 
     draw(summary.overview).savefig(path)
 
@@ -164,7 +164,7 @@ def _print_table(found: "list[Replayed]") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from gradclip._src.monitor.tables import percent
+    from gradclip._src.monitor.page.tables import percent
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("rule", overflow="fold")

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gradclip._src import look
-from gradclip._src.adaptive.holder import AdaptiveNorm
 from gradclip._src.backends import whole_scalar
 from gradclip._src.core.arrays import Arrays
 from gradclip._src.core.decision import Clipping
@@ -31,6 +30,7 @@ from gradclip._src.inplace.thresholds import ParameterPart, parts_of
 from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.passed.groups import have_thresholds
 from gradclip._src.passed.parameters import ParameterList
+from gradclip._src.thresholds.holder import AdaptiveNorm
 from gradclip.typing import Ord, Policy, Scalar
 
 if TYPE_CHECKING:

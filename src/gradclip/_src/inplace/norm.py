@@ -13,7 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gradclip._src import look
-from gradclip._src.adaptive.holder import AdaptiveNorm
 from gradclip._src.backends import whole_scalar
 from gradclip._src.core.decision import Clipping
 from gradclip._src.core.each_norm import EachNorm
@@ -31,6 +30,7 @@ from gradclip._src.passed.arguments import check_monitor, check_threshold, in_pl
 from gradclip._src.passed.choice import EVERY, Choice
 from gradclip._src.passed.groups import as_tuple, have_thresholds
 from gradclip._src.passed.parameters import ParameterList, repeatable, reusable
+from gradclip._src.thresholds.holder import AdaptiveNorm
 from gradclip.typing import (
     Integers,
     Meshes,

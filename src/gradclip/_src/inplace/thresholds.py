@@ -7,10 +7,10 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
-from gradclip._src.adaptive.holder import AdaptiveNorm
 from gradclip._src.core.norms import Order
 from gradclip._src.passed.leaves import counted
 from gradclip._src.passed.parameters import ParameterList
+from gradclip._src.thresholds.holder import AdaptiveNorm
 from gradclip._src.tree import dotted
 from gradclip._src.words import listed, shown
 

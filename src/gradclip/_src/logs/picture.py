@@ -9,10 +9,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from gradclip._src.logs.replay import Replayed
-from gradclip._src.monitor.looks import PanelStyle, along_steps, legend, positive
+from gradclip._src.monitor.page.looks import PanelStyle, along_steps, legend, positive
+from gradclip._src.monitor.page.tables import percent
 from gradclip._src.monitor.points import envelope
 from gradclip._src.monitor.records import Columns
-from gradclip._src.monitor.tables import percent
 
 _LINES = ("-", "--", "-.", ":")
 

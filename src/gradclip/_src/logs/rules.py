@@ -4,10 +4,10 @@ import math
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-from gradclip._src.adaptive.holder import AdaptiveNorm
-from gradclip._src.adaptive.quantile import QuantileThreshold
-from gradclip._src.adaptive.spread import SpreadThreshold
-from gradclip._src.adaptive.steady import SteadyThreshold
+from gradclip._src.thresholds.holder import AdaptiveNorm
+from gradclip._src.thresholds.quantile import QuantileThreshold
+from gradclip._src.thresholds.spread import SpreadThreshold
+from gradclip._src.thresholds.steady import SteadyThreshold
 from gradclip._src.words import shown
 
 _SKIP = "skip_above"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradclip._src.core.each_norm import EachNorm
-from gradclip._src.monitor.advice import Advice, advise
+from gradclip._src.monitor.advice.advice import Advice, advise
 from gradclip._src.monitor.history import History, setting
 from gradclip._src.monitor.pending import Note, Pending, named
 from gradclip._src.monitor.records import Columns, Counts, LayerTable, Overview, Step
@@ -265,7 +265,7 @@ class Monitor:
 
         Raises ModuleNotFoundError if matplotlib is not installed.
         """
-        from gradclip._src.monitor.picture import draw
+        from gradclip._src.monitor.page.picture import draw
 
         figure = draw(self._overview())
         if path is not None:
@@ -285,7 +285,7 @@ class Monitor:
         `context` is a dict of what else to say of the run, such as `{"seed": 0}`. `date` is the date to write, by
         default now. Raises ModuleNotFoundError if matplotlib is not installed, TypeError for another `context`.
         """
-        from gradclip._src.monitor.page import page
+        from gradclip._src.monitor.page.page import page
 
         written = Path(path)
         written.write_text(page(self._overview(), title, context, date), encoding="utf-8")

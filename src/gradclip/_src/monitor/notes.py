@@ -1,6 +1,6 @@
 """What is easily overlooked or misread, in words that fit the policy of the clipping calls."""
 
-from gradclip._src.monitor.advice import Advice
+from gradclip._src.monitor.advice.advice import Advice
 from gradclip._src.monitor.records import Columns, Overview
 
 

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradclip._src.adaptive.settings import check_between
 from gradclip._src.backends.on_host import fetched
 from gradclip._src.backends.registry import framework_of, known
 from gradclip._src.core.each_norm import EachNorm
 from gradclip._src.core.formats import dtype_name
 from gradclip._src.core.nonfinite import SKIP, Nonfinite
 from gradclip._src.monitor.records import Handling, Layers, Step, nan_or, narrowed
+from gradclip._src.thresholds.settings import check_between
 from gradclip._src.tree import dotted, flatten
 from gradclip._src.words import shown, typed
 from gradclip.typing import Policy

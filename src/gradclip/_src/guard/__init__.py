@@ -1,0 +1,1 @@
+"""Look at the steps of an optimizer, and tell of mistakes in how gradients are clipped."""

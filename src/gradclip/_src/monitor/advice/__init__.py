@@ -1,0 +1,1 @@
+"""What to do about the clipping that was recorded, in sentences."""

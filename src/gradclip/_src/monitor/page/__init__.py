@@ -1,0 +1,1 @@
+"""What was recorded as pictures, and as a page."""

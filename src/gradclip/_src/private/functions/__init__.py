@@ -1,0 +1,1 @@
+"""Functions whose clipped gradients or results are summed over a batch."""

@@ -1,0 +1,1 @@
+"""Noise whose distribution is exact."""

@@ -1,0 +1,336 @@
+"""`add_noise`: a clipped sum with Gaussian noise, drawn exactly on the integers or by a framework's generator.
+
+A sum on a grid. Let one unit move the vector of integers by at most `in_steps`. Noise of standard deviation
+m * in_steps has noise multiplier m. That is rounded up to float64, so the multiplier is never smaller than m.
+
+A sum of floats x, of D elements, which one unit moves by at most `total`. Each element is divided by a step s, clamped
+to [-2**62, 2**62] and rounded to the nearest integer. s is a power of two, so the division is exact, up to numbers that
+round to 0 or are clamped anyway. Clamping moves no two numbers further apart, and rounding moves each number by at most
+1/2. So by the triangle inequality one unit moves the integers by at most total / s + sqrt(D). s is the largest power of
+two with sqrt(D) * s <= total / 2**16: the noise grows by at most a factor of 1 + 2**-16. It depends on `total` and D
+alone, which are public. NaN becomes 0 and infinities are clamped: raising an error would reveal them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+import optree
+
+from gradclip._src.backends import any_distributed
+from gradclip._src.backends.registry import framework_of, is_traced
+from gradclip._src.core.formats import bare_name, dtype_name, format_named, is_empty_name
+from gradclip._src.flush_mode import with_subnormals
+from gradclip._src.passed.leaves import first_sparse
+from gradclip._src.private.batching.outputs import ExampleOutputs
+from gradclip._src.private.noise.discrete import EXACT, with_discrete_gaussian
+from gradclip._src.private.sums.clip import PerExampleInfo
+from gradclip._src.private.sums.quantities import as_number
+from gradclip._src.private.sums.rounding import root_up, rounded_up
+from gradclip._src.private.sums.sensitivity import Sensitivity
+from gradclip._src.tree import FlatTree, flatten
+from gradclip._src.words import shown
+from gradclip.typing import Tree
+
+FEWEST_STEPS = 64
+_MOST_STEPS = 2**60
+_LARGEST = 2.0**62
+_FINENESS = 2**16
+
+
+class Noise(NamedTuple):
+    """Noise for floats that are rounded to multiples of 2**exponent: `scale` is its standard deviation in those."""
+
+    exponent: int
+    scale: float
+
+
+def noise_on_integers(in_steps: float, noise_multiplier: float) -> float:
+    """Return the standard deviation of noise for integers that one unit moves by at most `in_steps`, rounded up.
+
+    Raises ValueError for fewer than 64 steps, for which the accounting of discrete noise is not proven.
+
+    >>> noise_on_integers(1024.0, 1.5)
+    1536.0
+    """
+    scale = rounded_up(Fraction(noise_multiplier) * Fraction(in_steps))
+    if scale < FEWEST_STEPS:
+        finer = -(-FEWEST_STEPS // Fraction(scale))
+        raise ValueError(
+            f"noise of {scale:g} steps is too coarse: the accounting needs {FEWEST_STEPS}. Pass a grid with at least "
+            f"{finer} times as many steps."
+        )
+    return _in_range(scale)
+
+
+def noise_on_floats(total: float, elements: int, noise_multiplier: float) -> Noise:
+    """Return the step to which floats are rounded, and the noise in steps.
+
+    Raises ValueError for fewer than 64 steps, and for a sensitivity near the ends of float64's range.
+
+    >>> noise_on_floats(1.0, 4, 1.0)
+    Noise(exponent=-17, scale=131074.0)
+    """
+    if not 2.0**-800 <= total <= 2.0**800:
+        raise ValueError(
+            f"the sensitivity must be from 2**-800 to 2**800 to round a sum to multiples of a step, got {total!r}. "
+            "Scale the gradients, and max_norm with them."
+        )
+    root = Fraction(root_up(Fraction(elements)))
+    exponent = _floor_log2(Fraction(total) / (_FINENESS * root))
+    moved = Fraction(total) / Fraction(2) ** exponent + root
+    scale = rounded_up(Fraction(noise_multiplier) * moved)
+    if scale < FEWEST_STEPS:
+        raise ValueError(
+            f"noise_multiplier must be larger: with {noise_multiplier!r} the noise has {scale:g} steps, and the "
+            f"accounting needs {FEWEST_STEPS}."
+        )
+    return Noise(exponent, _in_range(scale))
+
+
+def checked_multiplier(noise_multiplier: object) -> float:
+    """Return a noise multiplier, rounded up to float64. Raises TypeError or ValueError for anything else."""
+    multiplier = as_number("noise_multiplier", noise_multiplier)
+    if not 0 < multiplier < float("inf"):
+        raise ValueError(f"noise_multiplier must be positive and finite, got {noise_multiplier!r}.")
+    return multiplier
+
+
+@with_subnormals
+def to_integers(numbers: np.ndarray, exponent: int) -> np.ndarray:
+    """Return float64 numbers divided by 2**exponent, clamped and rounded to int64; 0 for NaN."""
+    with np.errstate(all="ignore"):
+        scaled = np.ldexp(numbers, -exponent)
+        whole = np.rint(np.clip(scaled, -_LARGEST, _LARGEST))
+    return np.where(np.isnan(whole), 0.0, whole).astype(np.int64)
+
+
+@with_subnormals
+def to_floats(integers: np.ndarray, exponent: int) -> np.ndarray:
+    """Return integers times 2**exponent, in float64."""
+    return np.ldexp(integers.astype(np.float64), exponent)
+
+
+def _in_range(scale: float) -> float:
+    if scale > _MOST_STEPS:
+        raise ValueError(
+            f"noise of {scale:g} steps would not fit int64. Lower noise_multiplier, or pass a coarser grid."
+        )
+    return scale
+
+
+def _floor_log2(value: Fraction) -> int:
+    exponent = value.numerator.bit_length() - value.denominator.bit_length()
+    return exponent if Fraction(2) ** exponent <= value else exponent - 1
+
+
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+_NOT_SUMS = (ExampleOutputs, PerExampleInfo)
+
+
+@with_subnormals
+def add_noise(summed: Tree, sensitivity: Sensitivity, noise_multiplier: float, *, rng: object) -> Tree:
+    """Return a sum with Gaussian noise of standard deviation noise_multiplier * sensitivity in each element.
+
+    Args:
+        summed: the sum that one unit moves by at most `sensitivity`: an array or a tree of arrays, of one framework.
+            int64 for a sum on a grid (`grid=`), else floats of any precision.
+        sensitivity: a `gradclip.Sensitivity`, from `.sensitivity()` or `gradclip.clipped_sum_sensitivity`.
+        noise_multiplier: the ratio of noise to sensitivity that accountants use, above 0.
+        rng: "system" for exact noise from the operating system's random numbers: some 3 million elements a second on
+            each processor. "opendp" for exact noise by OpenDP, which takes about 50 times as long. Or a generator of
+            the arrays' framework: a `numpy.random.Generator`, a `torch.Generator`, a JAX key, a `tf.random.Generator`.
+
+    With "system" and "opendp", integers plus discrete Gaussian noise are released, and the noise has exactly that
+    distribution. "opendp" assumes nothing about floating point, "system" that NumPy's `exp` is right to nine digits.
+    Sums on a grid stay integers: multiply the result by max_norm / grid, each with its own threshold if there are
+    several. Floats are rounded to multiples of a step s first, a power of two that follows from the sensitivity and the
+    number of elements; the noise is larger for it, by less than 2**-16. The result is a multiple of s, rounded to the
+    dtype of the sum.
+
+    With a framework's generator, noise is fast and works under `jax.jit`, but it is NOT PROVEN: its floating-point
+    numbers are not normally distributed in their last bits, which can reveal the sum (Mironov 2012), and the generator
+    may be predictable. Use it to try settings. It refuses sums on a grid.
+
+    Devices that hold the same sum must release the same noise: draw on one, and send the result to the others.
+
+    Raises:
+        ValueError: a noise multiplier that is not positive and finite, a sensitivity that is infinite, unknown or 0, a
+        grid so coarse that the noise has fewer than 64 steps, a distributed tensor; with exact noise, a traced sum, or
+        one that was cast to a narrower dtype than the sensitivity is for.
+        TypeError: a sensitivity that is a number, an `rng` of another kind, leaves that are complex, sparse or
+        integers of a float sum, outputs of single examples beside the sum. ModuleNotFoundError: "opendp" without
+        OpenDP: pip install 'gradclip[private]'.
+
+    Mironov 2012, "On Significance of the Least Significant Bits for Differential Privacy". Canonne et al. 2020, "The
+    Discrete Gaussian for Differential Privacy".
+
+    >>> sensitivity = Sensitivity(
+    ...     bound=1.0, unit="example", relation="add_or_remove_one"
+    ... )
+    >>> noised = add_noise(
+    ...     np.zeros(3, np.float32), sensitivity, noise_multiplier=2.0, rng="system"
+    ... )
+    >>> steps = noised * 2**18  # s is 2**-17
+    >>> noised.shape, noised.dtype, (steps == np.rint(steps)).all()
+    ((3,), dtype('float32'), np.True_)
+    """
+    _check_sensitivity(sensitivity)
+    multiplier = checked_multiplier(noise_multiplier)
+    _check_sums_alone(summed)
+    flat = flatten(summed)
+    places, integers = _counted(flat, sensitivity)
+    leaves = [flat.leaves[place] for place in places]
+    if not isinstance(rng, str):
+        noised = _by_generator(leaves, integers, sensitivity, multiplier, rng)
+    elif rng in EXACT:
+        noised = _exactly(leaves, integers, sensitivity, multiplier, rng)
+    else:
+        raise ValueError(f"rng must be 'system', 'opendp' or a generator of the arrays' framework, got {shown(rng)}.")
+    found = dict(zip(places, noised, strict=True))
+    return flat.rebuild(found.get(place, leaf) for place, leaf in enumerate(flat.leaves))
+
+
+def is_recorded(leaves: Sequence[Any]) -> bool:
+    """Say whether operations on these arrays are recorded, to run again later: noise and counts would not."""
+    if any(map(is_traced, leaves)):
+        return True
+    frameworks: list[Any] = list({id(found): found for found in map(framework_of, leaves)}.values())
+    return any(
+        not framework.backend([leaf for leaf in leaves if framework_of(leaf) is framework], ()).visible
+        for framework in frameworks
+    )
+
+
+def _check_sensitivity(sensitivity: object) -> None:
+    """Raise an error for anything but a finite, known `Sensitivity` above 0."""
+    if not isinstance(sensitivity, Sensitivity):
+        raise TypeError(
+            f"sensitivity must be a gradclip.Sensitivity, got {shown(sensitivity)} of type "
+            f"{type(sensitivity).__name__}. Take it from .sensitivity() of the clipped function, or from "
+            "gradclip.clipped_sum_sensitivity(max_norm, batch_size=...)."
+        )
+    if not sensitivity.total:
+        raise ValueError("the sensitivity is 0, so no noise would be added. Pass a positive max_norm.")
+
+
+def _check_sums_alone(summed: object) -> None:
+    """Raise a TypeError for what a clipped function returns beside its sum: the sensitivity is not for that."""
+    nodes = optree.tree_leaves(summed, is_leaf=lambda node: isinstance(node, _NOT_SUMS))
+    found = next((node for node in nodes if isinstance(node, _NOT_SUMS)), None)
+    if found is not None:
+        raise TypeError(
+            f"the sum comes with {type(found).__name__}, which holds norms, values or counts of examples. The "
+            "sensitivity does not bound them, so this noise would not hide them. Pass the sum alone: "
+            "add_noise(result[0], ...)."
+        )
+
+
+def _counted(flat: FlatTree, sensitivity: Sensitivity) -> tuple[list[int], bool]:
+    """Return the places of the leaves that hold numbers, and whether these are integers. Raise for other leaves."""
+    sparse = first_sparse(flat)
+    if sparse is not None:
+        raise TypeError(
+            f"{flat.paths()[sparse.place] or 'the sum'} is {sparse.kind}. Zeros need noise as well: make it dense by "
+            f"{sparse.method}."
+        )
+    if any_distributed(flat.leaves):
+        raise ValueError("the sum is a distributed tensor. Pass .full_tensor(), on one process, and send the result.")
+    wanted = _FLOATS if sensitivity.in_steps is None else ("int64",)
+    places = []
+    for place, leaf in enumerate(flat.leaves):
+        kind = dtype_name(leaf) if framework_of(leaf) is not None else type(leaf).__name__
+        if kind in wanted:
+            places.append(place)
+        elif not is_empty_name(kind):
+            raise TypeError(_wrong_kind(flat.paths()[place] or "the sum", kind, sensitivity))
+    return places, sensitivity.in_steps is not None
+
+
+def _wrong_kind(path: str, kind: str, sensitivity: Sensitivity) -> str:
+    """Return the error for a leaf that is not of the kind that the sensitivity is for."""
+    if sensitivity.in_steps is not None:
+        return (
+            f"this sensitivity is for a sum on a grid, of int64 arrays, but {path} is {kind}. Add the noise to the "
+            "integers, then multiply by max_norm / grid."
+        )
+    if kind == "int64":
+        return (
+            f"{path} is int64, a sum on a grid, but this sensitivity is for a sum of floats. Take the sensitivity of "
+            "the same function, or pass grid= to gradclip.clipped_sum_sensitivity."
+        )
+    advice = " Pass the real and the imaginary parts as two arrays." if "complex" in kind else ""
+    return f"a sum must hold arrays of floats, but {path} is {kind}.{advice}"
+
+
+def _check_not_narrowed(leaves: Sequence[Any], sensitivity: Sensitivity) -> None:
+    """Raise a ValueError for sums that were rounded to a narrower dtype than the sensitivity is for.
+
+    A sum of n units, rounded once, moves by up to that rounding of n times the bound, at both of two neighbors. A
+    sensitivity that includes it has at least half of that in `rounding`.
+    """
+    units = sensitivity.batch_size or 0
+    for name in {bare_name(leaf.dtype) for leaf in leaves} - {"float64"}:
+        if sensitivity.rounding < format_named(name).roundoff * units * sensitivity.bound:
+            raise ValueError(
+                f"the sum is {name}, and this sensitivity is for sums in a wider dtype: rounding {units} units to "
+                f"{name} moves them by more. Add the noise before the sum is cast, or pass "
+                f"partial_sums_in='{name}' to .sensitivity() if that is how sums are added up."
+            )
+
+
+def _by_generator(
+    leaves: Sequence[Any], integers: bool, sensitivity: Sensitivity, multiplier: float, rng: object
+) -> list[Any]:
+    """Return the leaves with floating-point noise, by the framework's own generator."""
+    if integers:
+        raise TypeError(
+            "noise for a sum on a grid is exact: pass rng='system'. A framework's generator draws floating-point "
+            "numbers, which would undo what the grid is for."
+        )
+    std, noised = sensitivity.noise_std(multiplier), []
+    frameworks = [framework_of(leaf) for leaf in leaves]
+    if frameworks:
+        framework: Any = frameworks[0]
+        if any(other is not framework for other in frameworks):
+            raise TypeError("one sum must hold arrays of one framework. Convert them, or add noise to each.")
+        noised = framework.noised(leaves, std, rng)
+        if noised is None:
+            raise TypeError(
+                f"rng must be 'system' or {framework.generator} for these arrays, got {shown(rng)} of type "
+                f"{type(rng).__name__}."
+            )
+    return noised
+
+
+def _exactly(
+    leaves: Sequence[Any], integers: bool, sensitivity: Sensitivity, multiplier: float, source: str
+) -> list[Any]:
+    """Return the leaves with discrete Gaussian noise on integers."""
+    hosts: list[Any] = [framework_of(leaf) for leaf in leaves]
+    if is_recorded(leaves):
+        raise ValueError(
+            f"rng={source!r} draws outside of compiled code. Return the sum from the compiled function, and call "
+            "add_noise on it."
+        )
+    if integers:
+        scale, exponent = noise_on_integers(sensitivity.in_steps or 0.0, multiplier), None
+        given = [host.on_host(leaf).data.reshape(-1) for host, leaf in zip(hosts, leaves, strict=True)]
+    else:
+        _check_not_narrowed(leaves, sensitivity)
+        elements = sum(math.prod(leaf.shape) for leaf in leaves)
+        exponent, scale = noise_on_floats(sensitivity.total, max(1, elements), multiplier)
+        numbers = [host.numbers([leaf])[0] for host, leaf in zip(hosts, leaves, strict=True)]
+        given = [to_integers(x, exponent) for x in numbers]
+    noised = with_discrete_gaussian(np.concatenate([np.zeros(0, np.int64), *given]), scale, source)
+    parts = np.split(noised, np.cumsum([x.size for x in given])[:-1]) if given else []
+    kept = [part if exponent is None else to_floats(part, exponent) for part in parts]
+    with np.errstate(over="ignore"):  # float16 may overflow, as the sum itself may
+        return [
+            host.like(leaf, bare_name(leaf.dtype), part.reshape(leaf.shape))
+            for host, leaf, part in zip(hosts, leaves, kept, strict=True)
+        ]

@@ -1,0 +1,313 @@
+"""`PrivateRun`: the noise of one training run, and the privacy that it has spent."""
+
+from __future__ import annotations
+
+import decimal
+import math
+import numbers
+import os
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from gradclip._src.backends.registry import framework_of
+from gradclip._src.flush_mode import with_subnormals
+from gradclip._src.private.noise.add import add_noise, is_recorded
+from gradclip._src.private.noise.discrete import EXACT
+from gradclip._src.private.run.accounting import (
+    checked_delta,
+    checked_multiplier,
+    enough_steps,
+    epsilon_at,
+    multiplier_on_integers,
+    smallest_multiplier,
+)
+from gradclip._src.private.sums.quantities import as_count
+from gradclip._src.private.sums.sensitivity import Sensitivity
+from gradclip._src.tree import flatten
+from gradclip._src.words import shown, typed
+
+if TYPE_CHECKING:
+    from gradclip._src.private.run.batches import PoissonBatches
+    from gradclip.typing import Tree
+
+
+def check_not_recorded(summed: object) -> None:
+    """Raise a ValueError for a sum inside of compiled code."""
+    if is_recorded([leaf for leaf in flatten(summed).leaves if framework_of(leaf) is not None]):
+        raise ValueError(
+            "a run counts what it releases, and compiled code would count once for all calls. Return the sum from the "
+            "compiled function, and call add_noise of the run on it, outside of compiled code."
+        )
+
+
+def check_batches(batches: object) -> None:
+    """Raise a TypeError for anything but batches that are sampled as the accountant assumes."""
+    missing = [name for name in ("n", "rate", "steps", "pad_to", "overflow", "secure") if not hasattr(batches, name)]
+    if missing:
+        raise TypeError(
+            f"batches must be gradclip.PoissonBatches, got {typed(batches)}. The "
+            "accountant holds for batches that are sampled as it assumes, not for a shuffled data set."
+        )
+
+
+def check_generator(rng: object) -> None:
+    """Raise a TypeError for what draws no noise, or the same noise at every step."""
+    if not (isinstance(rng, str) and rng in EXACT) and not hasattr(rng, "normal") and not hasattr(rng, "manual_seed"):
+        raise TypeError(
+            f"rng must be 'system', 'opendp', a numpy.random.Generator or a torch.Generator, got {shown(rng)}. A JAX "
+            "key would give every step the same noise: call gradclip.add_noise with a new key at each step, and "
+            "dp-accounting for epsilon."
+        )
+
+
+def check_overflow(batches: PoissonBatches, delta: float) -> None:
+    """Raise a ValueError for batches that overflow too often for delta."""
+    if 2 * batches.overflow >= delta:
+        raise ValueError(
+            f"a batch does not fit into {batches.pad_to} places with a probability of up to {batches.overflow:.2g} in "
+            f"{batches.steps} steps, and delta is {delta:g}. Pass a larger pad_to, or leave it out."
+        )
+
+
+def check_sensitivity(sensitivity: object, pad_to: int) -> None:
+    """Raise an error for a sensitivity that does not fit Poisson batches of up to `pad_to` units."""
+    if not isinstance(sensitivity, Sensitivity):
+        raise TypeError(
+            f"sensitivity must be a gradclip.Sensitivity, got {shown(sensitivity)}: a number does not say what it "
+            "compares. Call .sensitivity() of a clipped function, or gradclip.clipped_sum_sensitivity."
+        )
+    if sensitivity.relation not in ("add_or_remove_one", "zero_out"):
+        raise ValueError(
+            f"the sensitivity is for {sensitivity.relation!r}, and Poisson batches are accounted for adding or "
+            "removing one, or putting zeros in its place. Pass .sensitivity('add_or_remove_one'). Its epsilon, twice, "
+            "holds for replacing one, at (1 + e**epsilon) times delta."
+        )
+    if not sensitivity.total > 0:
+        raise ValueError("the sensitivity is 0: such sums need no noise. Check max_norm.")
+    if sensitivity.batch_size is None or sensitivity.batch_size < pad_to:
+        held = "does not say for which batches it holds"
+        held = held if sensitivity.batch_size is None else f"holds for {sensitivity.batch_size} {sensitivity.unit}s"
+        raise ValueError(
+            f"the sensitivity {held}, and batches have up to {pad_to}. Pass pad_to=batches.pad_to to "
+            "the clipped function, or batch_size=batches.pad_to to .sensitivity()."
+        )
+
+
+_STEPS_OF_FLOATS = 2**16
+"""Float sums are rounded to steps of at most this part of the sensitivity, as `private/noise/add.py` says."""
+
+_counting = Lock()  # of the module, so that runs can be copied
+
+
+class PrivateRun:
+    """The noise of one training run: how much, what was released, and the epsilon of that at `delta`.
+
+    Args:
+        batches: the `gradclip.PoissonBatches` of the run. One sum is released for each batch.
+        sensitivity: the `gradclip.Sensitivity` of the sums, for "add_or_remove_one" or "zero_out", with the batch size
+            that it holds for: `clipped_grad(..., pad_to=batches.pad_to).sensitivity()`.
+        delta: at which probability the bound may fail, from 1e-10, and below 1 / n.
+        noise_multiplier: the standard deviation of the noise divided by the sensitivity.
+        epsilon: instead of it, the largest epsilon after `batches.steps` releases. The multiplier is then the smallest
+            of 4 digits that keeps it.
+        rng: what draws the noise, as in `gradclip.add_noise`: "system" or "opendp", which are exact, or a generator
+            that keeps a state: `numpy.random.Generator` or `torch.Generator`, whose noise is not proven to be private,
+            and which repeats itself in a copy of the run.
+        releases: how many sums an earlier part of the run released, if it is continued.
+
+    What epsilon holds for: whoever sees all released sums, and all that is computed from them, learns nearly the same
+    with one example (or group) more or less, or with zeros in its place. Losses, counts and norms are not covered
+    unless noise is added to them.
+    `private/run/accounting.py` proves what is added to dp-accounting's result.
+
+    Raises:
+        ValueError: a number out of range, or a sensitivity that does not fit the batches: another relation, no batch
+        size, or one below `pad_to`, no finite bound; noise below 64 steps of a grid; batches that overflow too often
+        for `delta`. TypeError: `batches` or `sensitivity` of another type, a JAX key as `rng`, or both or neither of
+        `noise_multiplier` and `epsilon`. ModuleNotFoundError: dp-accounting is not installed.
+
+    >>> from gradclip import PoissonBatches, clipped_sum_sensitivity
+    >>> batches = PoissonBatches(n=1000, rate=1.0, steps=4)
+    >>> sensitivity = clipped_sum_sensitivity(
+    ...     1.0, batch_size=batches.pad_to, grid=2**20
+    ... )
+    >>> run = PrivateRun(batches, sensitivity, delta=1e-5, noise_multiplier=2.0)
+    >>> round(run.epsilon(steps=4), 2)  # four times with 2.0 is once with 1.0
+    4.38
+    >>> run.epsilon()  # nothing is released yet
+    0.0
+    """
+
+    @with_subnormals
+    def __init__(
+        self,
+        batches: PoissonBatches,
+        sensitivity: Sensitivity,
+        *,
+        delta: float,
+        noise_multiplier: float | None = None,
+        epsilon: float | None = None,
+        rng: object = "system",
+        releases: int = 0,
+    ) -> None:
+        if (noise_multiplier is None) == (epsilon is None):
+            raise TypeError("pass noise_multiplier or epsilon, one of the two: the other follows.")
+        check_batches(batches)
+        check_generator(rng)
+        self.batches, self.delta, self._rng = batches, checked_delta(delta), rng
+        self.releases = self._before = releases
+        self.__dict__ |= {"_made": 0, "_process": os.getpid()}
+        check_sensitivity(sensitivity, batches.pad_to)
+        self.sensitivity = sensitivity
+        if sensitivity.in_steps is not None and not self.exact:
+            raise ValueError("sums on a grid get exact noise only. Pass rng='system', or leave out grid.")
+        check_overflow(batches, self.delta)
+        if epsilon is not None:
+            noise_multiplier = smallest_multiplier(self._planned, epsilon)
+        self.noise_multiplier = checked_multiplier(noise_multiplier)
+        self._in_reals(self.noise_multiplier)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name != "releases" and name in self.__dict__:
+            raise AttributeError(
+                f"{name} of a run is fixed: the epsilon of its releases rests on it. Make another PrivateRun. The "
+                "epsilons of both, added, hold at the sum of their deltas."
+            )
+        object.__setattr__(self, name, _releases(value) if name in ("releases", "_before") else value)
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__ |= state | {"_made": 0, "_process": os.getpid()}
+
+    @property
+    def exact(self) -> bool:
+        """Whether noise is drawn exactly, from the system's random numbers."""
+        return isinstance(self._rng, str)
+
+    def add_noise(self, summed: Tree, *, sensitivity: Sensitivity | None = None) -> Tree:
+        """Return a sum with noise, by `gradclip.add_noise`, and count it as released.
+
+        Call it once for each batch: two releases of one batch cost more than two of different batches. More releases
+        than `batches.drawn` are refused, if batches are drawn in this process at all.
+
+        Args:
+            summed: the clipped sum of one batch, with arrays that hold values: not inside `jax.jit`.
+            sensitivity: that of this sum, if the threshold is not that of the other steps. The noise multiplier is
+                the same.
+
+        Raises what `gradclip.add_noise` does, and ValueError for a sensitivity that does not fit the batches, inside
+        compiled code, when batches of an int seed begin to repeat themselves, and in a forked process, whose releases
+        this one would not count.
+        """
+        promised = self.sensitivity if sensitivity is None else self._checked(sensitivity)
+        check_not_recorded(summed)
+        self._check_process()
+        self._check_repeats()
+        noised = add_noise(summed, promised, self.noise_multiplier, rng=self._rng)
+        with _counting:
+            self.releases += 1
+            self.__dict__["_made"] += getattr(self.batches, "drawn", 0) > 0
+        return noised
+
+    @with_subnormals
+    def epsilon(self, steps: int | None = None) -> float:
+        """Return epsilon at `delta` of the sums released so far, or of a run of `steps` releases."""
+        if steps is None:
+            return self._epsilon(self.releases, self.noise_multiplier) if self.releases else 0.0
+        return self._epsilon(as_count("steps", steps), self.noise_multiplier)
+
+    def __str__(self) -> str:
+        unit, batches = self.sensitivity.unit, self.batches
+        made = f"{self.releases} of {batches.steps} sums released"
+        lines = [
+            f"epsilon {_at_most(self.epsilon(), 4)} at delta {self.delta!r}, {self._change()} one {unit}: {made}",
+            f"{batches.n} {unit}s, rate {batches.rate:g}, at most {batches.pad_to} in a batch "
+            f"(more would be drawn with a probability of at most {_at_most(batches.overflow, 2)})",
+            f"noise multiplier {self.noise_multiplier:g}, sensitivity {self.sensitivity.total:g}",
+            *(f"not proven: {what}" for what in self._not_proven()),
+        ]
+        return "\n".join(lines)
+
+    def _not_proven(self) -> list[str]:
+        """Return what the guarantee rests on that is not proven."""
+        unit, found = self.sensitivity.unit, []
+        if not self.exact:
+            found.append("the noise is that of a generator of floating-point numbers. Pass rng='system'")
+        if not self.batches.secure:
+            found.append("the batches follow from a seed. Whoever knows it knows who was in which batch")
+        if self.delta * self.batches.n >= 1:
+            found.append(f"that no {unit} is revealed whole: delta is not below 1 / n")
+        return [*found, f"a gradient depends on its own {unit} only, and dp-accounting computes what it says"]
+
+    def _checked(self, sensitivity: Sensitivity) -> Sensitivity:
+        """Check the sensitivity of one release against that of the run."""
+        check_sensitivity(sensitivity, self.batches.pad_to)
+        if sensitivity.unit != self.sensitivity.unit:
+            raise ValueError(
+                f"the run protects one {self.sensitivity.unit}, and this sum moves by one {sensitivity.unit}."
+            )
+        if sensitivity.relation != self.sensitivity.relation:
+            raise ValueError(
+                f"this sensitivity is for {sensitivity.relation!r}, and that of the run for "
+                f"{self.sensitivity.relation!r}. Pass .sensitivity({self.sensitivity.relation!r})."
+            )
+        if (sensitivity.in_steps or _STEPS_OF_FLOATS) < self._steps():
+            raise ValueError(
+                "this sensitivity has fewer steps than that of the run. Make the PrivateRun with the coarsest grid."
+            )
+        return sensitivity
+
+    def _change(self) -> str:
+        return self.sensitivity.relation.removesuffix("_one").replace("_", " ")
+
+    def _check_process(self) -> None:
+        """Raise a ValueError in a forked process: neither counts what the other releases."""
+        if os.getpid() != self.__dict__["_process"]:
+            raise ValueError(
+                "this run was made in another process, which does not count what is released here. A generator would "
+                "draw the same noise in both. Make one PrivateRun, in the process that adds the noise."
+            )
+
+    def _check_repeats(self) -> None:
+        """Raise a ValueError if a batch is released again, as far as that can be seen."""
+        repeats = isinstance(getattr(self.batches, "seed", None), numbers.Integral)
+        if repeats and self.releases - self._before >= self.batches.steps:
+            raise ValueError(
+                f"all {self.batches.steps} batches are released, and an int as seed= gives the same ones again, "
+                "which the accountant does not assume. Pass more steps to PoissonBatches, or a "
+                "numpy.random.Generator as seed."
+            )
+        drawn, made = getattr(self.batches, "drawn", 0), self.__dict__["_made"]
+        if 0 < drawn <= made and self.batches.rate < 1:
+            raise ValueError(
+                f"{made} sums were released since batches are drawn, and {drawn} were: this would be a second sum of "
+                "one batch, which the accountant does not assume. Clip and release all of a batch as one tree, and "
+                "iterate the batches that the run was made with."
+            )
+
+    def _in_reals(self, multiplier: float) -> float:
+        """Return the multiplier of noise in the reals that is no more private than the noise of this run."""
+        return multiplier_on_integers(multiplier, self._steps()) if self.exact else multiplier
+
+    def _planned(self, multiplier: float, width: float) -> float:
+        """Return epsilon of the whole run, and infinity where noise has too few steps for a proof."""
+        if self.exact and not enough_steps(multiplier, self._steps()):
+            return math.inf
+        return self._epsilon(self.batches.steps, multiplier, width)
+
+    def _steps(self) -> float:
+        return self.sensitivity.in_steps or _STEPS_OF_FLOATS
+
+    def _epsilon(self, steps: int, multiplier: float, *width: float) -> float:
+        rounds = math.ceil(steps / self.batches.steps)
+        overflow = min(1.0, math.nextafter(rounds * self.batches.overflow, math.inf) if self.batches.overflow else 0.0)
+        return epsilon_at(self.batches.rate, steps, self._in_reals(multiplier), self.delta, overflow, *width)
+
+
+def _at_most(value: float, digits: int) -> str:
+    """Return a number of so many digits, rounded up."""
+    rounded = decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING).plus(decimal.Decimal(value))
+    return f"{float(rounded):.{digits}g}"
+
+
+def _releases(value: object) -> int:
+    return as_count("releases", value) if value else 0

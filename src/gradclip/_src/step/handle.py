@@ -1,0 +1,277 @@
+"""What clipping at an optimizer's steps has in common: who clips which optimizer, closures, norms, and saving."""
+
+import copy
+import math
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from gradclip._src.distributed.processes import ONE_PROCESS, processes_of, telling
+from gradclip._src.monitor.monitor import Monitor
+from gradclip._src.passed.groups import FOLLOWS, have_thresholds
+from gradclip._src.passed.parameters import ParameterList, may_lack_gradients
+from gradclip._src.step.claims import check_free, claim, take
+from gradclip._src.step.clipped_before import ClippedBefore
+from gradclip._src.step.clipped_parts import StepPart, left_of_all
+from gradclip._src.step.closures import Closure, with_closure
+from gradclip._src.step.elsewhere import Elsewhere
+from gradclip._src.step.optimizers import makes_state
+from gradclip._src.step.scaled_steps import ScaledSteps
+from gradclip._src.step.within import Request
+from gradclip._src.step.wrapped import parameters_of
+from gradclip._src.thresholds.holder import AdaptiveNorm
+from gradclip.typing import Threshold
+
+_CLIPPED: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
+_KEY = "gradclip"
+"""In an optimizer's state dict: PyTorch reads only "state" and "param_groups", so others can load it too."""
+_ABSENT = object()
+
+
+def check_unclipped(optimizer: Optimizer) -> None:
+    """Raise a ValueError if the steps of an optimizer clip already."""
+    if optimizer in _CLIPPED:
+        raise ValueError(
+            "the steps of this optimizer clip already: clip_at_step or fold_into was already called for this optimizer."
+            " Assign max_norm of what it returned, or call its remove() first."
+        )
+
+
+def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Return the parameter groups without the optimizer's own settings, some of which look like ours."""
+    own = optimizer.defaults.keys() - {"params", "param_names"}
+    return [{key: value for key, value in group.items() if key not in own} for group in optimizer.param_groups]
+
+
+class StepClipping:
+    """Clipping at the steps of one optimizer, until `remove()`.
+
+    Attributes:
+        norm: the norm of the unscaled gradients before clipping, at the last step; None before the first step.
+        threshold: the threshold of the last step: a number, or on an accelerator a scalar tensor; None before the
+            first. Thresholds that parameter groups have of their own are not shown here.
+        max_norm: the threshold, or the `AdaptiveNorm` that sets it. You may assign a new one; it applies from the next
+            step on.
+        steps: the number of steps that this object has clipped or left as they are. Steps that got no gradients do not
+            count.
+
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, max_norm: Threshold | AdaptiveNorm, request: Request, monitor: Monitor | None
+    ) -> None:
+        self._hooks: list[Any] = []
+        self._optimizer, self._monitor = optimizer, monitor
+        self.max_norm = max_norm
+        self.norm: torch.Tensor | None = None
+        self.threshold: float | torch.Tensor | None = None
+        self.steps = 0
+        self._request = request
+        self._loading: Mapping[str, Any] | None = None
+        self._clipped: Any = 0
+        self._parts: Sequence[StepPart] = ()
+        self._own: Sequence[Any] = ()
+        # A step that was compiled before must stop here: compiled code would treat what is measured as a constant.
+        self._hooks = [
+            optimizer.register_step_pre_hook(torch.compiler.disable(self._begin)),
+            optimizer.register_state_dict_post_hook(self._save),
+            optimizer.register_load_state_dict_pre_hook(self._check_saved),
+            optimizer.register_load_state_dict_post_hook(self._load),
+        ]
+        for given in (monitor, *map(_adaptive, optimizer.param_groups)):
+            claim(given, self)
+        _CLIPPED.add(optimizer)
+        self._others = ClippedBefore(optimizer)
+        self._elsewhere = Elsewhere(optimizer, "clip_at_step")
+        params = ParameterList.of(groups_of(optimizer), own_thresholds=True)
+        several = processes_of(params, request.process_group, request.mesh) is not ONE_PROCESS
+        self._scaled = ScaledSteps(optimizer, self._unscale, self._skip) if several else None
+
+    @property
+    def max_norm(self) -> float | AdaptiveNorm:
+        """The threshold, or the `AdaptiveNorm` that sets it."""
+        return self._max_norm
+
+    @max_norm.setter
+    def max_norm(self, value: Threshold | AdaptiveNorm) -> None:
+        check_free(value, self.own(), self)
+        self._max_norm: float | AdaptiveNorm = value if isinstance(value, AdaptiveNorm) else self._checked(value)
+        claim(value, self)
+
+    def follows(self, given: object) -> bool:
+        """Return whether it clips, and records the norms in what is given, an `AdaptiveNorm` or a `Monitor`."""
+        kept = (self._max_norm, self._monitor, *map(_adaptive, self._optimizer.param_groups))
+        return bool(self._hooks) and any(given is one for one in kept)
+
+    def own(self) -> set[int]:
+        """Return the identities of the parameters of its optimizer."""
+        return parameters_of(self._optimizer)
+
+    def remove(self) -> None:
+        """Stop clipping: from the next step on, the optimizer gets the gradients unchanged."""
+        hooks, self._hooks = self._hooks, []
+        for hook in hooks:
+            hook.remove()
+        if hooks:  # later, others may clip this optimizer
+            self._detached()
+
+    def _detached(self) -> None:
+        _CLIPPED.discard(self._optimizer)
+        self._others.stop()
+        self._elsewhere.stop()
+        if self._scaled is not None:
+            self._scaled.stop()
+
+    def numbers(self) -> dict[str, torch.Tensor]:
+        """Return what to log of the last step, as scalar tensors; empty before the first. It waits for no device.
+
+        "grad_norm" is the norm before clipping, "grad_norm_clipped" that of what the optimizer got, "clip_share" the
+        share of the steps of this object that were clipped. A step that was skipped is not clipped, and got 0.
+        """
+        if self.norm is None or not self.steps:
+            return {}
+        got = left_of_all(self._parts, self._request.order.p, blanks=self._request.nonfinite.blanks)
+        share = self.norm.new_ones(()) * self._clipped / self.steps
+        return {"grad_norm": self.norm, "grad_norm_clipped": got.to(self.norm), "clip_share": share}
+
+    # The step
+
+    @abstractmethod
+    def _checked(self, max_norm: Threshold) -> float:
+        """Return a fixed threshold, or raise."""
+
+    @abstractmethod
+    def _clip(self, optimizer: Optimizer, kwargs: Mapping[str, Any]) -> None:
+        """Clip the gradients of the next update. `kwargs` are the arguments of the step."""
+
+    def _begin(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Clip before the update; if a closure computes the gradients, clip after the closure, at each call of it."""
+        if makes_state(optimizer):
+            return None
+        self._elsewhere.arrived()
+
+        def wrapped(closure: Closure) -> Closure:
+            def clipped_after(*given: Any, **named: Any) -> Any:
+                loss = closure(*given, **named)
+                self._clip_alone(optimizer, kwargs)
+                return loss
+
+            return clipped_after
+
+        found = with_closure(args, kwargs, wrapped)
+        if found is None:
+            self._clip_alone(optimizer, kwargs)
+        return found
+
+    def _clip_alone(self, optimizer: Optimizer, kwargs: Mapping[str, Any]) -> None:
+        """Clip, and warn if the gradients were clipped before. A step that gets no gradients does not count."""
+        if self._has_nothing(optimizer):
+            self.norm = torch.zeros(())
+            self._parts = [StepPart(self.norm, math.inf, math.inf)]
+            return
+        self._others.begin()
+        try:
+            with may_lack_gradients(p for group in optimizer.param_groups for p in group["params"]):
+                self._clip(optimizer, kwargs)
+        finally:
+            self._others.end()
+
+    def _take_thresholds(self, groups: list[dict[str, Any]]) -> None:
+        """Claim each `AdaptiveNorm` of parameter groups, which may be new."""
+        with telling(groups, self._request.process_group, self._request.mesh, each=True):
+            for one in filter(None, map(_adaptive, groups)):
+                take(one, self)
+
+    def _unscale(self, unscale: Callable[[], None]) -> None:
+        """Have a GradScaler unscale the gradients. An error also reaches the other processes."""
+        groups, request = groups_of(self._optimizer), self._request
+        with telling(groups, request.process_group, request.mesh, each=have_thresholds(groups)):
+            unscale()
+
+    def _skip(self) -> None:
+        """Take part in a step that a GradScaler skips on this process."""
+        self._clip_alone(self._optimizer, {})
+
+    def _has_nothing(self, optimizer: Optimizer) -> bool:
+        """Return whether there is no gradient, and no other process may have one of these parameters."""
+        if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
+            return False
+        params = ParameterList.of(groups_of(optimizer), own_thresholds=True)
+        if processes_of(params, self._request.process_group, self._request.mesh) is not ONE_PROCESS:
+            return False
+        params.check_no_engine_holds(some_lack=True)
+        return True
+
+    def _stepped(self, norm: torch.Tensor, parts: Sequence[StepPart], *, common: bool = True) -> None:
+        """Record what a step has clipped. `common`: the first part is that of the threshold for all."""
+        self.norm, self.steps, self._parts = norm, self.steps + 1, parts
+        self.threshold = parts[0].threshold if common else self.threshold
+        flags = [part.shown(blanks=self._request.nonfinite.blanks)[0] for part in parts]
+        self._clipped = self._clipped + reduce(lambda one, other: one | other, flags)
+
+    # Saving and loading
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as Python numbers: that of each `AdaptiveNorm`; empty for fixed thresholds.
+
+        The optimizer's own `state_dict` has it under "gradclip", and its `load_state_dict` loads it from there.
+        """
+        state: dict[str, Any] = {}
+        if isinstance(self._max_norm, AdaptiveNorm):
+            state["max_norm"] = self._max_norm.state_dict()
+        own = [_adaptive(group) for group in self._optimizer.param_groups]
+        if any(own):
+            state["groups"] = [one and one.state_dict() for one in own]
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state. Thresholds of an `AdaptiveNorm` are equal to those of an uninterrupted run.
+
+        A fixed threshold stays as it is, whatever the state holds. Raises ValueError as `AdaptiveNorm` does.
+        """
+        for one, saved in self._saved(state):
+            copy.copy(one).load_state_dict(saved)  # an error must change none of them
+        for one, saved in self._saved(state):
+            one.load_state_dict(saved)
+
+    def _saved(self, state: Mapping[str, Any]) -> list[tuple[AdaptiveNorm, Any]]:
+        """Return each `AdaptiveNorm` that has a state, with that state."""
+        own = [_adaptive(group) for group in self._optimizer.param_groups]
+        common = self._max_norm if isinstance(self._max_norm, AdaptiveNorm) else None
+        each = [(common, state.get("max_norm")), *zip(own, state.get("groups", ()), strict=False)]
+        return [(one, saved) for one, saved in each if one is not None and saved is not None]
+
+    def _save(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        if found := self.state_dict():
+            state[_KEY] = found
+        for group in state["param_groups"]:
+            if _adaptive(group) is not None:  # files hold its state, and no other objects
+                group["max_norm"] = FOLLOWS
+
+    def _check_saved(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        """Take the state out of a copy of what is loaded, and raise for one that cannot be loaded."""
+        self._loading = state.pop(_KEY, None)
+        self._own = [group.get("max_norm", _ABSENT) for group in optimizer.param_groups]
+        for one, saved in self._saved(self._loading or {}):
+            copy.copy(one).load_state_dict(saved)
+
+    def _load(self, optimizer: Optimizer) -> None:
+        """Load the state, and give groups their thresholds back: PyTorch replaces all keys by those of the file."""
+        for group, own in zip(optimizer.param_groups, self._own, strict=True):
+            if isinstance(own, AdaptiveNorm) or isinstance(group.get("max_norm", FOLLOWS), str):
+                group["max_norm"] = own
+            if group["max_norm"] is _ABSENT:
+                del group["max_norm"]
+        state, self._loading = self._loading, None
+        if state is not None:
+            self.load_state_dict(state)
+
+
+def _adaptive(group: Mapping[str, Any]) -> AdaptiveNorm | None:
+    found = group.get("max_norm")
+    return found if isinstance(found, AdaptiveNorm) else None

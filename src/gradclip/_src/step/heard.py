@@ -1,0 +1,266 @@
+"""Tell the guards of optimizers which calls have clipped, and which steps a GradScaler has skipped.
+
+gradclip's own functions announce their calls. Those of PyTorch do not: as long as a guard watches, the names by which
+`torch.nn.utils.clip_grad_norm_` reaches the function that scales, and `torch.amp.GradScaler.step`, lead to functions
+that call PyTorch's and tell the guards. They are put back when the last guard is removed.
+"""
+
+import functools
+import math
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, cast
+
+import torch
+from torch.nn import utils
+from torch.nn.utils import clip_grad
+from torch.optim import Optimizer
+
+from gradclip._src.core import announced
+from gradclip._src.core.norms import Order
+from gradclip._src.inplace.choice import chosen
+from gradclip._src.passed.choice import Choice
+from gradclip._src.passed.groups import have_thresholds
+from gradclip._src.passed.parameters import ParameterList, reusable
+from gradclip._src.step.wrapped import unwrapped
+from gradclip._src.thresholds.holder import AdaptiveNorm
+from gradclip.typing import Parameters
+
+_BY_GLOBAL_NORM = ("clip_grad_norm_", "clip_grads_with_norm_")
+
+
+@dataclass(frozen=True, eq=False)
+class ClipCall:
+    """A call that has clipped gradients in place.
+
+    Attributes:
+        function: its name.
+        parameters: the parameters it was given; None if they are unknown.
+        count: how many it was given.
+        filled: how many of them had a gradient, if a guard will look at the next step.
+        max_norm: its threshold, as it was passed.
+        norm: the norm before clipping, if it clips by a global norm; else None.
+        order: the order of that norm; None if it is unknown.
+        nonfinite: its policy.
+        in_backward: whether it was made within a backward pass, by a hook.
+        several: whether groups or names have thresholds of their own, so that `max_norm` is no bound for `norm`.
+
+    """
+
+    function: str
+    parameters: Sequence[Any] | None
+    count: int
+    filled: int
+    max_norm: Any
+    norm: Any
+    order: float | None = None
+    nonfinite: str = "propagate"
+    in_backward: bool = False
+    several: bool = False
+
+
+class Watcher(Protocol):
+    """What hears of calls."""
+
+    optimizer: Any
+    clips: bool
+    """Whether it clips, or only looks."""
+
+    @property
+    def watching(self) -> bool:
+        """Whether it will look at the next step."""
+
+    def clipped(self, call: ClipCall) -> None:
+        """Hear of a call that has clipped."""
+
+    def stepping(self, scaler: torch.amp.GradScaler, outer: Any) -> None:
+        """Hear that a GradScaler is about to step the optimizer, or one `outer` around it."""
+
+    def stepped(self, scaler: torch.amp.GradScaler, *, failed: bool) -> None:
+        """Hear that it has done so, skipped the step, or failed."""
+
+
+def threshold_of(call: ClipCall) -> float:
+    """Return the threshold of a call; NaN if it is not one number."""
+    max_norm: Any = call.max_norm.threshold if isinstance(call.max_norm, AdaptiveNorm) else call.max_norm
+    try:
+        return float(max_norm)
+    except (TypeError, ValueError, RuntimeError):  # the last for a tensor without values
+        return math.nan
+
+
+_watchers: "weakref.WeakSet[Any]" = weakref.WeakSet()
+_replaced: list[tuple[Any, str, Any, Any]] = []
+
+
+def watch(watcher: Watcher) -> None:
+    """Tell a watcher of all calls until `unwatch`."""
+    _watchers.add(watcher)
+    weakref.finalize(watcher, _put_back)
+    if _heard not in announced.listeners:
+        announced.listeners.append(_heard)
+    if not _replaced:
+        for owner, name, make in _PLACES:
+            original = getattr(owner, name, None)
+            if original is None:  # an older PyTorch
+                continue
+            made = make(original)
+            setattr(owner, name, made)
+            _replaced.append((owner, name, original, made))
+
+
+def unwatch(watcher: Watcher) -> None:
+    """Tell a watcher no more. After the last one, put PyTorch's own functions back."""
+    _watchers.discard(watcher)
+    _put_back()
+    _stop_listening()
+
+
+def _stop_listening() -> None:
+    if not any(True for _ in _watchers) and _heard in announced.listeners:
+        announced.listeners.remove(_heard)
+
+
+def _put_back() -> None:
+    """Put PyTorch's own functions back once nobody watches.
+
+    It may run at any time, when memory is freed: even while a call is compiled, whose code has seen the listeners.
+    So they stay, and the next call that is not compiled removes them.
+    """
+    if any(True for _ in _watchers) or not _replaced:
+        return
+    for owner, name, original, made in _replaced:
+        if getattr(owner, name) is made:  # else somebody has wrapped it since: it stays inside, and tells nobody
+            setattr(owner, name, original)
+    _replaced.clear()
+
+
+def _tell(call: ClipCall) -> None:
+    for watcher in list(_watchers):
+        watcher.clipped(call)
+
+
+def _heard(call: announced.AnnouncedCall) -> None:
+    """Tell of a call of gradclip."""
+    if torch.compiler.is_compiling():
+        return
+    if not _watchers:
+        _stop_listening()
+        return
+    given, norm = call.arguments, None
+    if call.function in _BY_GLOBAL_NORM:
+        norm = given.get("total_norm", call.result)
+    threshold = next((given[name] for name in ("max_norm", "clip_value", "clipping") if name in given), None)
+    order = Order.parse(given.get("ord", 2)).p if call.function == "clip_grad_norm_" else None
+    parameters = _chosen(given.get("parameters"), given.get("where"))
+    made = _call(call.function, parameters, threshold, norm, order, given.get("nonfinite", "propagate"))
+    several = norm is not None and (isinstance(threshold, Mapping) or have_thresholds(given.get("parameters")))
+    _tell(replace(made, several=several))
+
+
+def _chosen(parameters: object, where: Any) -> object:
+    """Return the parameters that a call chose by name."""
+    if where is None:
+        return parameters
+    params = ParameterList.of(cast("Parameters", parameters), own_thresholds=True)
+    return parameters if params.tree is not None else chosen(params, Choice(where), alone=False).parameters
+
+
+def _call(
+    function: str,
+    parameters: object,
+    max_norm: object,
+    norm: object,
+    order: float | None = None,
+    nonfinite: str = "propagate",
+) -> ClipCall:
+    listed, filled = _listed(parameters), 1
+    if listed is not None and any(one.watching for one in _watchers):  # only then is it asked for
+        filled = sum(getattr(one, "grad", None) is not None for one in listed)
+    count = 0 if listed is None else len(listed)
+    return ClipCall(function, listed, count, filled, max_norm, norm, order, nonfinite, current_pass() != -1)
+
+
+def _listed(parameters: object) -> Sequence[Any] | None:
+    """Return parameters as a list, a tree of arrays as one thing that is none, and None for what cannot be listed."""
+    if type(parameters) is list and parameters and isinstance(parameters[0], torch.Tensor):
+        return parameters
+    try:
+        found = ParameterList.of(cast("Parameters", parameters), own_thresholds=True)
+    except Exception:
+        return None
+    return (found.tree,) if found.tree is not None else found.parameters
+
+
+def current_pass() -> int:
+    """Return the number of the backward pass that is running in this thread; -1 if none is."""
+    return torch._C._current_graph_task_id()
+
+
+# PyTorch's functions, told of
+
+
+def _scaling(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _clip_grads_with_norm_(
+        parameters: Parameters, max_norm: object, total_norm: object, *args: object, **kwargs: object
+    ) -> Any:
+        if torch.compiler.is_compiling() or not _watchers:
+            return original(parameters, max_norm, total_norm, *args, **kwargs)
+        parameters = reusable(parameters)
+        result = original(parameters, max_norm, total_norm, *args, **kwargs)
+        _tell(_call("clip_grad_norm_", parameters, max_norm, total_norm))
+        return result
+
+    return _clip_grads_with_norm_
+
+
+def _clamping(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def clip_grad_value_(parameters: Parameters, clip_value: object, *args: object, **kwargs: object) -> Any:
+        if torch.compiler.is_compiling() or not _watchers:
+            return original(parameters, clip_value, *args, **kwargs)
+        parameters = reusable(parameters)
+        result = original(parameters, clip_value, *args, **kwargs)
+        _tell(_call("clip_grad_value_", parameters, clip_value, None))
+        return result
+
+    return clip_grad_value_
+
+
+def _stepping(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def step(self: torch.amp.GradScaler, optimizer: Optimizer, *args: object, **kwargs: object) -> Any:
+        mine = _watching(optimizer) if self.is_enabled() else ()
+        failed = True
+        try:
+            for watcher in mine:
+                watcher.stepping(self, optimizer)
+            result = original(self, optimizer, *args, **kwargs)
+            failed = False
+        finally:
+            for watcher in mine:
+                watcher.stepped(self, failed=failed)
+        return result
+
+    return step
+
+
+def _watching(optimizer: Any) -> list[Any]:
+    """Return who watches the steps of an optimizer, or of the one it steps, in the same order on all processes."""
+    try:
+        inner = unwrapped(optimizer)
+    except TypeError:
+        inner = optimizer
+    mine = (one for one in _watchers if one.optimizer is optimizer or one.optimizer is inner)
+    return sorted(mine, key=lambda one: one.clips)
+
+
+_PLACES: Sequence[tuple[Any, str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = (
+    (clip_grad, "_clip_grads_with_norm_", _scaling),
+    (utils, "clip_grads_with_norm_", _scaling),
+    (clip_grad, "clip_grad_value_", _clamping),
+    (utils, "clip_grad_value_", _clamping),
+    (torch.amp.GradScaler, "step", _stepping),
+)

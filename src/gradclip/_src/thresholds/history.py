@@ -1,0 +1,107 @@
+"""The history of norms that adaptive thresholds are computed from, and how a norm of any framework enters it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gradclip._src.backends.imported import exportable
+from gradclip._src.backends.registry import entry_of, framework_of
+from gradclip._src.core.formats import FLOAT32, FLOAT64, Format, dtype_name, format_of
+from gradclip._src.core.values import Array
+from gradclip._src.thresholds.settings import framework_like
+from gradclip.typing import Scalar
+
+_WIDE = (FLOAT32.name, FLOAT64.name)
+
+
+@exportable
+class NormHistory(NamedTuple):
+    """The last norms observed, newest first, and their number. Empty places hold `inf`.
+
+    Attributes:
+        norms: an array of shape (*shape, window).
+        count: how many norms it holds, an integer array of shape `shape`.
+
+    `shape` is that passed to `init`: () for one norm at each step. A history is a tree of two arrays: pass it through
+    `jax.jit`, carry it in `jax.lax.scan`, save and load it.
+    """
+
+    norms: Any
+    count: Any
+
+
+@exportable
+class SteadyHistory(NamedTuple):
+    """The last norms observed, their number, and the threshold that they have led to.
+
+    Attributes:
+        norms: as in `gradclip.NormHistory`.
+        count: as in `gradclip.NormHistory`.
+        held: the threshold, an array of shape `shape`; 0 before the first norm.
+
+    """
+
+    norms: Any
+    count: Any
+    held: Any
+
+
+AnyHistory = NormHistory | SteadyHistory
+
+
+def norms_kept(low: float, high: float, form: Format) -> tuple[float, float]:
+    """Return the smallest and largest norm to keep, if thresholds are `low` to `high` times a norm.
+
+    These norms and their thresholds are normal numbers of the format.
+
+    Frameworks disagree on numbers below that range. Both limits are powers of two, so they are exact in it.
+    """
+    up, down = (2.0 ** max(0, math.ceil(math.log2(by))) for by in (high, 1 / low))
+    return form.tiny * down, 2.0 ** (form.max_exponent - 2) / up
+
+
+def of_one_norm(norms: object) -> bool:
+    """Say whether a history is that of one norm at each step, in a NumPy array."""
+    return type(norms) is np.ndarray and norms.ndim == 1
+
+
+def namespace_of(array: object) -> ModuleType:
+    """Return the operations of the framework of an array."""
+    return framework_like(array).namespace
+
+
+def _on_host(norm: Any) -> np.ndarray:
+    """Return numbers, arrays of any framework, or a list of them, as float64 numbers in host memory."""
+    if isinstance(norm, list | tuple):
+        return np.array([_on_host(one) for one in norm], np.float64)
+    framework = framework_of(norm)
+    if framework is None:
+        return np.asarray(norm, np.float64)
+    held = framework.on_host(norm)
+    return held.numbers().reshape(held.data.shape)
+
+
+def of_framework(norms: Array, norm: Scalar | Sequence[Scalar]) -> Any:
+    """Convert a norm, or norms of layers, to the framework and device of `norms`, in float32 or wider."""
+    entry = entry_of(norms)
+    if isinstance(norm, Mapping):
+        raise TypeError(
+            "norms of layers must be an array or a list, got a dict. Pass its leaves, in the order of the thresholds."
+        )
+    if isinstance(norm, list | tuple) and norm and all(entry_of(one) is entry for one in norm):
+        norm = namespace_of(norms).stack(list(norm))
+    if entry_of(norm) is entry:
+        norm = framework_like(norms).beside(norm, norms)
+        # In a half type the limits of what is kept would be zero and infinity.
+        narrow = dtype_name(norm) not in _WIDE
+        return namespace_of(norms).astype(norm, namespace_of(norms).float32) if narrow else norm
+    form, values = format_of(norms), _on_host(norm)
+    held = np.where(np.abs(values) <= form.largest, values, math.inf)
+    if held.shape:
+        return framework_like(norms).like(norms, form.name, held)
+    return namespace_of(norms).full_like(norms[..., 0], float(held))

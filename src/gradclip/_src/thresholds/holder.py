@@ -1,0 +1,295 @@
+"""`AdaptiveNorm`: an adaptive threshold for loops that clip in place. It holds a rule and its history."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Set
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from gradclip._src.backends.registry import entry_of, find, framework_of
+from gradclip._src.core.formats import dtype_name
+from gradclip._src.core.nonfinite import Nonfinite
+from gradclip._src.core.norms import Order
+from gradclip._src.core.rules import Seen
+from gradclip._src.thresholds.history import AnyHistory, SteadyHistory
+from gradclip._src.thresholds.quantile import QuantileThreshold
+from gradclip._src.thresholds.settings import check_between
+from gradclip._src.thresholds.spread import rule_given
+from gradclip._src.thresholds.steady import SteadyThreshold
+from gradclip._src.words import shown, with_advice
+from gradclip.typing import Scalar, Threshold
+
+_KEYS = ("ord", "dtype", "norms", "steps", "clipped", "skipped", "norm", "threshold")
+
+
+class AdaptiveNorm:
+    """A threshold that follows the norms. Pass it as `max_norm` of `gradclip.clip_grad_norm_` at every step.
+
+    Each call clips to a threshold computed from the earlier steps, then observes its own norm before clipping. A call
+    that raises observes nothing, unless it has clipped: the callback of a monitor may raise after that.
+    `gradclip.SpreadThreshold`, `gradclip.SteadyThreshold` and `gradclip.QuantileThreshold` have the formulas, and the
+    proofs that the threshold recovers after any history.
+
+    Args:
+        rule: a `gradclip.SpreadThreshold`, the default, which also tames steps that are usually too long; a
+            `gradclip.SteadyThreshold`, for Adam; or a `gradclip.QuantileThreshold`, which limits spikes only and is the
+            default with `skip_above`.
+        skip_above: skip a step if its norm is more than `skip_above` times the threshold: its gradients become zeros.
+            At least 1; `inf` skips none. It needs a `gradclip.QuantileThreshold`. The norm of a skipped step is still
+            observed, so a level that lasts is accepted. With `gradclip.integrations.torch.fold_into`, optimizers with
+            `fused=True` really skip the step: their moments and step count do not change.
+
+    Attributes:
+        rule: the rule.
+        norm: the norm before clipping at the last step, as the call returned it; None before the first step.
+        threshold: the threshold of the last step, a number, or on an accelerator a scalar array; None before the first.
+
+    If several processes hold parts of the gradients, make one `AdaptiveNorm` in each. They see equal norms, so their
+    thresholds are equal to the last bit. On an accelerator, nothing waits for the device until you read a value.
+
+    Raises:
+        TypeError: a `rule` of a different type, or a `skip_above` that is not a number.
+        ValueError: `skip_above` is below 1 or NaN, or it comes with a rule that may be below the usual norm.
+
+    >>> import gradclip
+    >>> import numpy as np
+    >>> max_norm = AdaptiveNorm()
+    >>> for gradient in ([3.0, 4.0], [30.0, 40.0]):
+    ...     update = {"w": np.array(gradient)}
+    ...     norm = gradclip.clip_grad_norm_(update, max_norm)
+    >>> # Clipped to the norm of the first step:
+    >>> float(norm), update["w"].round(6).tolist()
+    (50.0, [3.0, 4.0])
+    >>> max_norm.clipped, max_norm.skipped
+    (1, 0)
+
+    """
+
+    elsewhere = (
+        "In an optax chain, use gradclip.integrations.optax.adaptive_clip_by_global_norm(). Elsewhere, use a rule. "
+        "Before the first step: rule = gradclip.SpreadThreshold(), history = rule.init(like), where `like` is any "
+        "array with the framework and device of the gradients. At every step:\n"
+        "    clipped, norm = gradclip.clip_by_global_norm(tree, rule.max_norm(history))\n"
+        "    history = rule.observe(history, norm)"
+    )
+    instead_of_threshold = f"Pass it to gradclip.clip_grad_norm_ or gradclip.integrations.torch.fold_into. {elsewhere}"
+
+    @with_advice
+    def __init__(self, rule: QuantileThreshold | None = None, *, skip_above: float = math.inf) -> None:
+        self.skip_above = check_between("skip_above", skip_above, 1.0, math.inf)
+        self.rule = rule_given(rule, skips=self.skip_above < math.inf)
+        self.norm: Scalar | None = None
+        self.threshold: Scalar | None = None
+        self._history = self.rule.init()
+        self._order: Order | None = None
+        self._counts: dict[str, Any] = {"steps": 0, "clipped": 0, "skipped": 0}
+
+    def __repr__(self) -> str:
+        skips = "" if math.isinf(self.skip_above) else f", skip_above={self.skip_above!r}"
+        return f"AdaptiveNorm({self.rule!r}{skips})"
+
+    @property
+    def max_norm(self) -> Scalar:
+        """The threshold of the next step: a number, or on an accelerator a scalar array."""
+        threshold = self.rule.max_norm(self._history)
+        return float(threshold) if isinstance(self._history.norms, np.ndarray) else threshold
+
+    @property
+    def history(self) -> AnyHistory:
+        """The last norms observed, newest first."""
+        return self._history
+
+    @property
+    def steps(self) -> int:
+        """The number of steps observed."""
+        return int(self._counts["steps"])
+
+    @property
+    def clipped(self) -> int:
+        """The number of steps clipped: the norm was above the threshold, and the step was not skipped."""
+        return int(self._counts["clipped"])
+
+    @property
+    def skipped(self) -> int:
+        """The number of steps skipped, by `skip_above` or by `nonfinite="skip"`."""
+        return int(self._counts["skipped"])
+
+    # Called by the clipping functions
+
+    def clip(
+        self, clip_to: Callable[[Threshold], tuple[Scalar, Seen | None]], order: Order, nonfinite: Nonfinite
+    ) -> Scalar:
+        """Clip with a function from a threshold to the norm before clipping; observe that norm and return it.
+
+        The function also says what the norm shows, unless the dtype of the norm is sure to hold it.
+        """
+        threshold = self.for_order(order)
+        norm, beyond = clip_to(threshold)
+        shown = self.shown(norm, threshold, beyond)
+        if self.skip_above < math.inf:
+            if _on_device(norm):
+                xp = framework_of(norm).namespace  # type: ignore[union-attr]
+                clip_to(xp.where(shown.spike, 0.0, xp.full_like(norm, math.inf)))
+            elif shown.spike:
+                clip_to(0.0)
+        self.observe(norm, threshold, order, nonfinite, shown)
+        return norm
+
+    def for_order(self, order: Order) -> Scalar:
+        """Return the threshold of the next step. Raises like `check_order`."""
+        self.check_order(order)
+        return self.max_norm
+
+    def check_order(self, order: Order) -> None:
+        """Raise ValueError if earlier steps had norms of a different order."""
+        if self._order not in (None, order):
+            raise ValueError(
+                f"this AdaptiveNorm has observed norms of ord={self._order.p}, got ord={order.p}. Make one for each "
+                "order."
+            )
+
+    def observe(self, norm: Scalar, threshold: Scalar, order: Order, nonfinite: Nonfinite, shown: Seen) -> None:
+        """Record a step that has succeeded: its norm before clipping and its threshold, and what the norm shows.
+
+        Raises TypeError if the norm is traced by JAX: it has no value yet.
+        """
+        waits = _on_device(norm)
+        if waits:
+            _check_untraced(norm)
+        value = norm if waits else float(norm)
+        finite, above, skipped, final = shown
+        if final and self.skip_above == math.inf:
+            skipped = False  # known here: on a device it would take operations
+        if nonfinite.blanks:
+            skipped = skipped | (finite == 0)
+        history = self.rule.observe(self._beside(norm, value), value)
+        more = {"steps": 1, "clipped": above & (skipped == 0), "skipped": skipped}
+        self._counts = {name: count + more[name] for name, count in self._counts.items()}
+        self._order, self._history, self.norm = order, history, norm
+        self.threshold = threshold.item() if isinstance(threshold, np.ndarray | np.generic) else threshold
+
+    def shown(self, norm: Scalar, threshold: Scalar, beyond: Seen | None = None) -> Seen:
+        """Say what a norm shows; `beyond` is what a norm shows that its dtype may not hold."""
+        if beyond is not None and beyond.final:
+            return beyond
+        if _on_device(norm):
+            framework: Any = framework_of(norm)
+            xp, finite = framework.namespace, framework.namespace.isfinite(norm)
+            threshold = framework.beside(threshold, norm) if entry_of(threshold) is entry_of(norm) else threshold
+            found = Seen(finite, (norm > threshold) & finite, (norm > threshold * self.skip_above) & finite)
+            return found if beyond is None else Seen(*map(partial(xp.where, finite), found[:3], beyond))
+        value, limit = float(norm), float(threshold)
+        if math.isfinite(value):
+            return Seen(True, limit < value, limit * self.skip_above < value)
+        return beyond or Seen(False, False, False)
+
+    def _beside(self, norm: Scalar, seen: Scalar) -> AnyHistory:
+        """Move the history to the device of the norm (the host if its value is `seen`), in a dtype at least as wide."""
+        wide = "float64" in (dtype_name(self._history.norms), dtype_name(norm))
+        like = np.zeros((), np.float64 if wide else np.float32) if isinstance(seen, float) else norm
+        return _as_of(self._history, like, wide)
+
+    # Saving and loading
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as Python numbers, which any checkpoint format can save. The rule is not included.
+
+        `torch.load(..., weights_only=True)` can load it. On an accelerator, this call waits for the device.
+        """
+        norms = np.asarray(_host(self._history.norms))
+        return {
+            "ord": self._order and self._order.p,
+            "dtype": norms.dtype.name,
+            "norms": norms[: int(self._history.count)].tolist(),
+            **{name: int(count) for name, count in self._counts.items()},
+            "norm": None if self.norm is None else float(self.norm),
+            "threshold": None if self.threshold is None else float(self.threshold),
+            **({"held": float(self._history.held)} if isinstance(self._history, SteadyHistory) else {}),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state. The thresholds equal those of an uninterrupted run, to the last bit.
+
+        If the state has a longer window, its newest norms are kept. Raises ValueError if the state's norms have a
+        different order than those observed here, or if it is not a state of an `AdaptiveNorm`.
+        """
+        if {*state, "held"} != {*_KEYS, "held"}:
+            raise ValueError(
+                f"an AdaptiveNorm's state has {', '.join(_KEYS)}; got {', '.join(map(str, state)) or 'nothing'}. Pass "
+                "the result of its state_dict()."
+            )
+        _check_numbers(state)
+        order = None if state["ord"] is None else Order(float(state["ord"]))  # PyTorch also has orders below 1
+        if None not in (order, self._order) and order != self._order:
+            raise ValueError(
+                f"the state holds norms of ord={state['ord']}, but this AdaptiveNorm has observed norms of "
+                f"ord={self._order.p}. Load it into a new one, and clip with that ord."  # type: ignore[union-attr]
+            )
+        history = self.rule.init(np.zeros((), state["dtype"]))
+        for norm in reversed(state["norms"][: self.rule.window]):
+            history = self.rule.observe(history, norm)
+        if isinstance(self.rule, SteadyThreshold) and "held" in state:
+            history = self.rule.holding(history, float(state["held"]))
+        counts = {name: int(state[name]) for name in self._counts}
+        self._order, self._history, self._counts = order or self._order, history, counts
+        self.norm, self.threshold = state["norm"], state["threshold"]
+
+
+def _check_numbers(state: Mapping[str, Any]) -> None:
+    """Raise a ValueError for numbers that no history has: the thresholds computed from them would be none."""
+    try:
+        wrong = [norm for norm in state["norms"] if not 0 < float(norm) < math.inf]
+        wrong += [held for held in (state.get("held", 0.0),) if not 0 <= float(held) < math.inf]
+        wrong += [name for name in (state["dtype"],) if name not in ("float32", "float64")]
+        wrong += [ord for ord in (state["ord"],) if ord is not None and not (float(ord) > 0 or ord == -math.inf)]
+        counts = [state[name] for name in ("steps", "clipped", "skipped")]
+        wrong += [count for count in counts if not count >= 0 or int(count) != count]
+        last = [state[name] for name in ("norm", "threshold")]
+        wrong += [one for one in last if one is not None and (isinstance(one, str) or float(one) < 0)]
+        wrong += [norms for norms in (state["norms"],) if isinstance(norms, str | Mapping | Set)]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"the state is damaged: {error}. Pass the result of its state_dict().") from error
+    if wrong:
+        raise ValueError(f"the state is damaged: it holds {shown(wrong[0])}. Pass the result of its state_dict().")
+
+
+def _on_device(norm: Scalar) -> bool:
+    """Say whether reading a norm would wait for the device, or is impossible."""
+    framework = None if isinstance(norm, float) else framework_of(norm)
+    if framework is None or framework.on_fast_path([norm]) is not None:  # quicker to ask than the backend
+        return False
+    return not find([norm], lambda: ["norm"]).concrete
+
+
+def _check_untraced(norm: Scalar) -> None:
+    if framework_of(norm).is_traced(norm):  # type: ignore[union-attr]
+        raise TypeError(
+            "the norm is traced: it has no value yet for an AdaptiveNorm to keep. Call it outside jit. "
+            + AdaptiveNorm.elsewhere
+        )
+
+
+def _as_of(history: AnyHistory, like: Scalar, wide: bool) -> AnyHistory:
+    """Move a history to the framework and device of an array, in float64 if `wide`, else float32."""
+    name = "float64" if wide else "float32"
+    framework: Any = framework_of(like)
+    if entry_of(history.norms) is entry_of(like):
+        wider = (x if dtype_name(x) == name else _astype(x, name) for x in (history.norms, *history[2:]))
+        norms, *held = (framework.beside(x, like) for x in wider)
+        return type(history)(norms, framework.beside(history.count, like), *held)
+    norms, *held = (framework.like(like, name, _host(x)) for x in (history.norms, *history[2:]))
+    counts = framework.like(like, "float32", np.float32(_host(history.count)))
+    return type(history)(norms, framework.namespace.astype(counts, int), *held)
+
+
+def _astype(array: Scalar, name: str) -> Any:
+    xp = framework_of(array).namespace  # type: ignore[union-attr]
+    return xp.astype(array, getattr(xp, name))
+
+
+def _host(array: object) -> np.ndarray:
+    framework: Any = framework_of(array)
+    return framework.on_host(array).data

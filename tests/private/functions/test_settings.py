@@ -1,0 +1,101 @@
+"""What a clipped function is asked for: its method, and what its sensitivity assumes of gradients in factors."""
+
+import re
+import warnings
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import gradclip
+from gradclip._src.private.ghost.certificate import rounding_of_sum
+
+
+def loss(w, x):
+    return (x @ w).sum()
+
+
+FRAMEWORKS = {"jax": jnp.asarray, "torch": torch.tensor}
+
+
+def arguments(framework, width=64, examples=8):
+    rng = np.random.default_rng(0)
+    shapes = (width, width), (examples, 3, width)
+    return [FRAMEWORKS[framework](rng.standard_normal(shape).astype(np.float32)) for shape in shapes]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_settings_that_need_gradients_are_named(framework):
+    for settings, why in [
+        ({"grid": 2**20}, "grid= rounds the gradient of each example"),
+        ({"nonfinite": "zero"}, "nonfinite='zero' changes elements of gradients"),
+        ({"pre_clipping_transform": lambda g: g}, "pre_clipping_transform= changes the gradient of each example"),
+    ]:
+        with pytest.raises(ValueError, match=f"method='ghost' is not possible here: {re.escape(why)}"):
+            gradclip.clipped_grad(loss, 1.0, method="ghost", **settings)
+        made = gradclip.clipped_grad(loss, 1.0, **settings).plan(*arguments(framework))
+        assert [leaf.how for leaf in made.leaves] == ["autograd"]
+        assert made.leaves[0].why == why
+
+
+def test_results_are_not_clipped_in_factors():
+    with pytest.raises(ValueError, match="method='ghost' is not possible here: clipped_fun clips results"):
+        gradclip.clipped_fun(lambda x: x, 1.0, method="ghost")
+
+
+@pytest.mark.parametrize("method", ["vmap", "", None, 1, "GHOST"])
+def test_unknown_methods(method):
+    with pytest.raises(ValueError, match="method must be one of 'auto', 'materialize', 'ghost', 'loop', got"):
+        gradclip.clipped_grad(loss, 1.0, method=method)
+
+
+def roundings(clipped, **settings):
+    return clipped.sensitivity(batch_size=256, elements=4096, **settings).rounding
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_sensitivity_counts_what_factors_round(framework):
+    made, ghost, auto = (
+        gradclip.clipped_grad(loss, 2.0, pad_to=256, method=method) for method in ("materialize", "ghost", "auto")
+    )
+    extra = 2.0 * 256 * float(rounding_of_sum(256, cancels=True))
+    # Before the first call, all gradients may come in factors.
+    assert roundings(ghost) == roundings(auto) == pytest.approx(roundings(made) + extra, rel=1e-6)
+    ghost(*arguments(framework))
+    assert roundings(ghost) == pytest.approx(roundings(made) + extra, rel=1e-6)
+    auto(*arguments(framework, width=8))
+    assert roundings(auto) == roundings(made)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_one_term_rounds_less(framework):
+    params, x = arguments(framework)
+    ghost = gradclip.clipped_grad(loss, 2.0, pad_to=256, method="ghost")
+    ghost(params, x[:, 0])
+    extra = 2.0 * 256 * float(rounding_of_sum(256, cancels=False))
+    made = gradclip.clipped_grad(loss, 2.0, pad_to=256, method="materialize")
+    assert roundings(made) < roundings(ghost) <= roundings(made) + 1.01 * extra
+
+
+def test_microbatches_round_less():
+    whole, parts = (
+        gradclip.clipped_grad(loss, 1.0, method="ghost", **settings) for settings in ({}, {"microbatch_size": 32})
+    )
+    made = gradclip.clipped_grad(loss, 1.0, method="materialize", microbatch_size=32)
+    extra = 256 * float(rounding_of_sum(32, cancels=True))
+    assert roundings(parts) == pytest.approx(roundings(made) + extra, rel=1e-6)
+    assert extra < 256 * float(rounding_of_sum(256, cancels=True)) / 7
+    assert roundings(whole, relation="replace_one") > 0
+
+
+def test_a_promise_that_was_too_small_is_told():
+    auto = gradclip.clipped_grad(loss, 1.0, pad_to=256)
+    auto(*arguments("torch", width=8))
+    auto.sensitivity()
+    with pytest.warns(RuntimeWarning, match="fewer gradients came in factors than in this batch. Call sensitivity"):
+        auto(*arguments("torch", width=256, examples=256))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        auto.sensitivity()
+        auto(*arguments("torch", width=256, examples=256))

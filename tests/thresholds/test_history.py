@@ -1,0 +1,49 @@
+"""How a norm of any framework enters a history."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensorflow as tf
+import torch
+
+from gradclip import QuantileThreshold
+from gradclip._src.core.formats import FLOAT32, FLOAT64
+from gradclip._src.thresholds.history import norms_kept, of_framework, of_one_norm
+
+
+@pytest.mark.parametrize("form", [FLOAT32, FLOAT64])
+@pytest.mark.parametrize(("low", "high"), [(1.0, 1.0), (2.0, 2.0), (1 / 16, 1.0), (0.3, 0.3), (3 / 16, 3.0)])
+def test_norms_that_are_kept_have_normal_thresholds(form, low, high):
+    least, most = norms_kept(low, high, form)
+    assert form.tiny <= min(least, least * low)
+    assert least <= 2 * max(form.tiny, form.tiny / low)
+    assert max(most, most * high) <= form.largest / 2
+
+
+def test_only_a_numpy_history_of_one_norm_is_that():
+    rule = QuantileThreshold(window=2)
+    assert of_one_norm(rule.init().norms)
+    assert not of_one_norm(rule.init(shape=(3,)).norms)
+    assert not of_one_norm(rule.init(torch.zeros(())).norms)
+
+
+@pytest.mark.parametrize("norm", [torch.tensor([1.5, 2.5]), jnp.array([1.5, 2.5]), tf.constant([1.5, 2.5]), [1.5, 2.5]])
+@pytest.mark.parametrize(
+    "like", [torch.zeros(()), jnp.zeros(()), np.zeros((), np.float32)], ids=["torch", "jax", "numpy"]
+)
+def test_norms_become_arrays_of_the_historys_framework(like, norm):
+    history = QuantileThreshold(window=2).init(like, (2,))
+    found = of_framework(history.norms, norm)
+    assert type(found) is type(history.norms)
+    assert np.asarray(found).tolist() == [1.5, 2.5]
+
+
+def test_a_norm_beyond_the_dtype_is_infinite():
+    history = QuantileThreshold(window=2).init(torch.zeros(()))
+    assert float(of_framework(history.norms, 1e300)) == float("inf")
+
+
+def test_a_dict_of_norms_has_no_order():
+    history = QuantileThreshold(window=2).init(shape=(2,))
+    with pytest.raises(TypeError, match="must be an array or a list, got a dict"):
+        of_framework(history.norms, {"a": 1.0, "b": 2.0})
