@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import gradclip
-from gradclip._src.private.noise.add import add, add_noise, discrete
+from gradclip._src.private.noise import add, discrete
+from gradclip._src.private.noise.add import add_noise
 from gradclip._src.private.sums.sensitivity import Sensitivity, clipped_sum_sensitivity
 
 GRID = 2**20

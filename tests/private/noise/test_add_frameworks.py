@@ -9,7 +9,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from frameworks import WITH_FLOAT32, by_name
 from gradclip import PoissonBatches, PrivateRun
-from gradclip._src.private.noise.add import add_noise, discrete
+from gradclip._src.private.noise import discrete
+from gradclip._src.private.noise.add import add_noise
 from gradclip._src.private.sums.sensitivity import Sensitivity, clipped_sum_sensitivity
 
 ONE = Sensitivity(1.0, "example", "add_or_remove_one")

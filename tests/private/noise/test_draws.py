@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from gradclip._src.private.noise.add import draws
+from gradclip._src.private.noise import draws
 from gradclip._src.private.noise.draws import SeededDraws, SystemDraws, check_seed, chosen, draws_from, shuffled
 
 

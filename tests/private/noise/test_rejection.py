@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gradclip._src.private.noise.add import rejection
+from gradclip._src.private.noise import rejection
 from gradclip._src.private.noise.draws import SeededDraws, SystemDraws
 from gradclip._src.private.noise.rejection import target_of, with_noise
 

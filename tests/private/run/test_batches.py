@@ -11,8 +11,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from gradclip._src.private.run import batches as module
 from gradclip._src.private.run.batches import PoissonBatches
-from gradclip._src.private.run.run import batches as module
 
 
 class Words:

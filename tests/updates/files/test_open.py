@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from files import fuzz
 from safetensors.numpy import save_file
 
 from gradclip._src.updates.files import FileError, open_file
 from stored_files import member, npy_bytes, safetensors_bytes, values, zip_bytes
+from updates.files import fuzz
 
 NUMBERS = np.arange(3, dtype=np.float32)
 GIB = 1 << 30
