@@ -14,6 +14,7 @@ import tensorflow as tf
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from gradclip._src.updates.files.source import PIECE
 from gradclip._src.updates.update import taken
 
 
@@ -163,19 +164,19 @@ def test_an_open_archive_is_read_member_by_member():
 
 
 @pytest.mark.parametrize("dtype", ["<f4", ">f8", "<c16", "<f2"])
-@pytest.mark.parametrize("shape", [(), (0, 3), (300, 1000)])
+@pytest.mark.parametrize("shape", [(), (0, 3), (900, 1000)])
 def test_a_member_is_read_piece_by_piece(dtype, shape):
     values = np.asfortranarray(np.random.default_rng(0).normal(size=shape).astype(dtype))
     (x,), _ = taken(archive(**{"w.npy": npy(values)}))
     pieces = list(x.pieces())
-    assert max([piece.data.nbytes for piece in pieces], default=0) <= 1 << 19
+    assert max([piece.data.nbytes for piece in pieces], default=0) <= PIECE
     assert np.array_equal(np.concatenate([[], *(piece.data for piece in pieces)]), values.reshape(-1, order="F"))
 
 
 def test_members_that_promise_too_much_are_not_allocated():
     promised = npy(np.ones(1000), **{"(1000,)": "(9999999999,)"})
     _, (said,) = taken(archive(**{"w.npy": promised}))
-    assert said == "['w'] cannot be read: its header promises more numbers than there are"
+    assert said.startswith("['w'] cannot be read: 'w.npy': its header promises 79999999992 bytes")
 
 
 @pytest.mark.parametrize(
@@ -187,15 +188,14 @@ def test_damaged_members_are_faults(content):
     assert said.startswith("['w'] cannot be read: ")
 
 
-def test_a_member_with_too_many_bytes_or_a_wrong_sum_fails_when_it_is_read():
-    (longer,), _ = taken(archive(**{"w.npy": npy(np.ones(3)) + b"x"}))
-    with pytest.raises(ValueError, match="it holds more than its header says"):
-        list(longer.pieces())
+def test_a_member_with_too_many_bytes_is_a_fault_and_a_wrong_sum_fails_when_it_is_read():
+    _, (said,) = taken(archive(**{"w.npy": npy(np.ones(3)) + b"x"}))
+    assert "promises 24 bytes, but the archive holds 25" in said
     memory = io.BytesIO()
     np.savez(memory, w=np.arange(100_000.0))
     content = memory.getvalue().replace(struct.pack("<d", 99_998), struct.pack("<d", 99_997))
     (changed,), _ = taken(np.load(io.BytesIO(content)))
-    with pytest.raises(zipfile.BadZipFile, match="CRC"):
+    with pytest.raises(ValueError, match="CRC"):
         list(changed.pieces())
 
 
@@ -207,13 +207,8 @@ def test_pickles_are_never_loaded(tmp_path):
     np.savez(tmp_path / "w.npz", w=np.array([Harm()], object))
     for allowed in (False, True):
         with np.load(tmp_path / "w.npz", allow_pickle=allowed) as opened:
-            (x,), _ = taken(opened)
-            assert x.dtype == "object"
-            with pytest.raises(
-                ValueError,
-                match=r"it holds Python objects, which are pickled\. No pickles are read: they could run code.",
-            ):
-                list(x.pieces())
+            _, (said,) = taken(opened)
+            assert "it holds Python objects, which are pickled. gradclip reads no pickles: they could run code." in said
     assert not (tmp_path / "harmed").exists()
 
 
@@ -221,7 +216,7 @@ def test_a_closed_archive_is_a_fault():
     opened = archive(**{"w.npy": npy(np.ones(1))})
     opened.close()
     _, (said,) = taken(opened)
-    assert said.startswith("['w'] cannot be read: ")
+    assert said == "it is an .npz file that was closed"
 
 
 def test_names_that_occur_twice_in_an_archive_are_kept():

@@ -17,6 +17,7 @@ count, however large the weight is that another sends. If clients must count ali
 of the dtype and the number of bytes are known to be those of the array that was sent.
 """
 
+import io
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from logging import WARNING
@@ -25,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from gradclip._src.updates.files import npy
+from gradclip._src.updates.files import numpy_files
 from gradclip._src.updates.files.stored import shown
 from gradclip.integrations import needed_for
 
@@ -89,8 +90,8 @@ def _array_like(name: str, array: Array, old: np.ndarray) -> np.ndarray:
     if array.stype != SType.NUMPY:
         raise RefusedError(f"array {shown(name)} is of the unknown type {shown(array.stype)}")
     try:
-        header = npy.header_of(array.data[: npy.LONGEST])
-    except ValueError as error:
+        header = numpy_files.header_of(io.BytesIO(array.data[: numpy_files.LONGEST]))
+    except Exception as error:  # NumPy raises whatever a damaged header leads to
         raise RefusedError(f"array {shown(name)} cannot be read: {error}") from error
     dtype, shape = header.kind.raw, header.layout.shape
     if (shape, dtype.kind) != (old.shape, old.dtype.kind):

@@ -1,6 +1,8 @@
 """Damages valid files of every format, reads each, and counts what comes of it: a norm, or a FileError.
 
-    python tests/updates/files/fuzz.py --cases 100000
+What is read is compared with what PyTorch, safetensors and NumPy load. It is wrong if they load other numbers.
+
+    PYTHONPATH=tests/support python tests/updates/files/fuzz.py --cases 100000
 
 Case n is the same in every run; `--first` starts at another one.
 """
@@ -16,6 +18,7 @@ import struct
 import sys
 import tempfile
 import time
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -23,7 +26,10 @@ import numpy as np
 import torch
 from safetensors.numpy import save
 
+import loaded
 from gradclip._src.updates.files import FileError, difference, open_file
+from gradclip._src.updates.measured import counts as is_measured
+from stored_files import whole
 
 NUMBERS = [0, 1, 2, 127, 255, 65_535, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1]
 WORDS = ["F32", "F64", "F8_E5M2", "U8", "BF16", -1, 0, 1, 3, 2**32, 2**63, 2**70, 1.5, True, None, [], {}, "\x1b[2J"]
@@ -175,6 +181,38 @@ def norm_of(file):
     return total
 
 
+def in_order(numbers):
+    """Return the numbers of an array, ordered by their values, as bytes. All NaNs are one."""
+    with np.errstate(all="ignore"):
+        found = np.sort(np.asarray(numbers).astype(np.complex128), axis=None)
+    found[np.isnan(found)] = np.nan
+    return (found + 0.0).tobytes()
+
+
+def loaders(path):
+    """Return those who can load a file, by its first bytes and its members."""
+    with path.open("rb") as file:
+        start = file.read(4)
+    if not start.startswith(b"PK"):
+        return [loaded.by_numpy if start == b"\x93NUM" else loaded.by_safetensors_for_torch]
+    with zipfile.ZipFile(path) as archive:
+        is_checkpoint = any(name.endswith("data.pkl") for name in archive.namelist())
+    return [loaded.by_torch, loaded.by_torch_mapped] if is_checkpoint else [loaded.by_numpy]
+
+
+def compared(path):
+    """Return how what is read compares with what is loaded: "the same", "refused" by a loader, or "other numbers"."""
+    with open_file(path) as file:
+        found = collections.Counter(in_order(whole(x)) for x in file.arrays if is_measured(x.dtype))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            others = [collections.Counter(map(in_order, load(path))) for load in loaders(path)]
+    except Exception:  # whatever a loader raises
+        return "refused"
+    return "the same" if all(one == found for one in others) else "other numbers"
+
+
 def outcomes(cases, folder):
     """Return how often each outcome occurred, and the cases that failed or were slow."""
     valid = files()
@@ -197,6 +235,10 @@ def outcomes(cases, folder):
             wrong.append((case, name, way, repr(error)))
         if time.perf_counter() - start > SLOW:
             wrong.append((case, name, way, f"took {time.perf_counter() - start:.1f} s"))
+        if outcome.startswith("norm"):
+            others = compared(path)
+            outcome = f"{outcome}, refused by who loads it" if others == "refused" else outcome
+            wrong += [(case, name, way, others)] if others == "other numbers" else []
         counts[name, outcome] += 1
     return counts, wrong
 

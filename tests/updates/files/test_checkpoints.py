@@ -152,29 +152,31 @@ def changed(path, value, change, **members):
     return path
 
 
-def test_big_endian_storages(path):
-    order = np.array([1, 2], ">f4").tobytes()
-    changed(path, torch.zeros(2), lambda x: x, byteorder=b"big", data_0=order)
-    assert values(path)["array"][2].tolist() == [1, 2]
+def test_big_endian_storages_are_refused(path):
+    changed(path, torch.zeros(2), lambda x: x, byteorder=b"big")
+    with pytest.raises(FileError, match="its numbers are big-endian"):
+        values(path)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [
-        (b"K\x02\x85", b"K\x09\x85", "ends outside of its storage"),
-        (b"K\x02\x85", b"\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7f\x85", "integers >= 0"),
-        (b"K\x02\x85", b"J\xff\xff\xff\xff\x85", "integers >= 0"),
-        (b"K\x02\x85", b"\x88\x85", "integers >= 0"),
-        (b"K\x02\x85", b"G\x40\0\0\0\0\0\0\0\x85", "integers >= 0"),
-        (b"K\x02\x85", b"K\x01K\x02\x86", "2 lengths and 1 strides"),
-        (b"K\x02\x85", b"N", "is damaged"),
-        (b"K\x02tq", b"K\x09tq", "promises 9 elements of float32 in the storage '0', which has 8 bytes"),
+        (b"K\x02\x85", b"K\x09\x85", "storage that is not resizable"),
+        (b"K\x02\x85", b"\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7f\x85", "Storage size calculation overflowed"),
+        (b"K\x02\x85", b"J\xff\xff\xff\xff\x85", "torch.load does not read it"),
+        (b"K\x02\x85", b"G\x40\0\0\0\0\0\0\0\x85", "torch.load does not read it"),
+        (b"K\x02\x85", b"K\x01K\x02\x86", "torch.load does not read it"),
+        (b"K\x02tq", b"K\x09tq", "promises 9 elements of Float in the storage '0', which has 8 bytes"),
         (b"K\x02tq", b"Ntq", "values of a wrong type"),
         (b"X\x01\0\0\0000", b"X\x01\0\0\0007", "the storage '7' is missing"),
-        (b"FloatStorage", b"FloatStorag_", r"torch\.FloatStorag_, which"),
+        (
+            b"FloatStorage",
+            b"FloatStorag_",
+            r"torch\.FloatStorag_, which torch\.load\(weights_only=True\) does not allow",
+        ),
         (b"storage", b"module_", "something other than a storage"),
-        (b"Q", b"", "is damaged"),
-        (b"_rebuild_tensor_v2", b"_rebuild_tensor_v3", "is damaged"),
+        (b"Q", b"", r"torch\.load does not read it"),
+        (b"_rebuild_tensor_v2", b"_rebuild_tensor_v3", "torch.load does not read it"),
     ],
 )
 def test_pickles_that_promise_something_else(path, old, new, why):
@@ -215,14 +217,6 @@ def test_values_that_multiply_are_refused(path):
         saved(path, circle)
     with pytest.raises(FileError, match="keys that are neither text nor numbers"):
         saved(path, {(1, 2): torch.ones(1)})
-
-
-def test_a_dtype_that_is_none_is_damage(path):
-    new = changed_pickle(path, torch.zeros(2, dtype=torch.uint16))
-    new = new.replace(b"ctorch\nuint16\n", b"ctorch\nSize\n")
-    changed(path, torch.zeros(2, dtype=torch.uint16), lambda _: new)
-    with pytest.raises(FileError, match="its pickle is damaged"):
-        values(path)
 
 
 def test_elements_that_lie_apart_many_times_over_are_refused(path):

@@ -12,23 +12,28 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
+import loaded
 from gradclip._src.updates.files import FileError, open_file
 from stored_files import member, npy_bytes, safetensors_bytes, values, zip_bytes
 from updates.files import fuzz
 
 NUMBERS = np.arange(3, dtype=np.float32)
 GIB = 1 << 30
-# Prints the most resident memory in kB. The `ru_maxrss` of a child is at least that of its parent.
-PEAK = "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
+# Prints the most resident memory in kB, beyond that of PyTorch if that is imported first. The `ru_maxrss` of a child is
+# at least that of its parent.
+PEAK = "print(int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0]) - before)"
 READ = f"""
 import sys
 from pathlib import Path
 from gradclip._src.updates.files import FileError, open_file
 elements, last = 0, None
+if sys.argv[2:]:
+    import torch
+before = int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0]) if sys.argv[2:] else 0
 try:
     with open_file(Path(sys.argv[1])) as file:
         for array in file.arrays:
-            for piece in array.pieces() if array.kind.counts else ():
+            for piece in array.pieces() if array.bytes_to_read else ():
                 elements += piece.size
                 last = piece.data[-1]
     print(elements, last)
@@ -100,22 +105,33 @@ def test_no_memory_is_an_error_of_the_file(tmp_path, monkeypatch):
     def no_memory(*_):
         raise MemoryError
 
-    monkeypatch.setattr("gradclip._src.updates.files.npy.header_of", no_memory)
+    monkeypatch.setattr("gradclip._src.updates.files.numpy_files.header_of", no_memory)
     with pytest.raises(FileError, match="takes more memory than there is"):
         values(tmp_path / "a")
 
 
-def read_elsewhere(path):
+def read_elsewhere(path, *packages):
     """Return what a new process prints that reads a file."""
-    return subprocess.run([sys.executable, "-c", READ, str(path)], capture_output=True, text=True, check=True).stdout
+    command = [sys.executable, "-c", READ, str(path), *packages]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def test_no_framework_is_imported(written):
+def test_only_the_library_of_a_format_is_imported(written):
     code = "import sys; from pathlib import Path; from gradclip._src.updates.files import open_file\n"
-    code += "for x in sys.argv[1:]:\n with open_file(Path(x)): pass\n"
-    code += "print(sorted({'jax', 'torch', 'tensorflow', 'safetensors', 'ml_dtypes'} & set(sys.modules)))"
-    found = subprocess.run([sys.executable, "-c", code, *map(str, written)], capture_output=True, text=True, check=True)
-    assert found.stdout == "[]\n"
+    code += "with open_file(Path(sys.argv[1])):\n"
+    code += " print(sorted({'jax', 'torch', 'tensorflow', 'safetensors'} & set(sys.modules)))"
+    libraries = {"a.npz": ["safetensors"], "d.npy": ["torch"], "e.bin": ["safetensors"]}
+    for path in written:
+        command = [sys.executable, "-c", code, str(path)]
+        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert found == f"{libraries.get(path.name, [])}\n"
+
+
+@pytest.mark.parametrize(("name", "package"), [("d.npy", "torch"), ("a.npz", "safetensors")])
+def test_a_missing_library_is_told(written, monkeypatch, name, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(FileError, match=f"{name}: to read it needs {package}. To install it: pip install {package}"):
+        values(written[0].with_name(name))
 
 
 def sparse(path, head, size, tail=b""):
@@ -162,7 +178,7 @@ def write_large(path, kind, size):
             b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storagectorch\nFloatStorage\n"
             b"X\x01\0\0\x000X\x03\0\0\0cpuJ" + shape + b"tQK\0J" + shape + b"\x85K\x01\x85\x89NtR."
         )
-        archive(path, [member("a/data.pkl", pickled)], "a/data/0", b"", size)
+        archive(path, [member("a/data.pkl", pickled), member("a/version", b"3")], "a/data/0", b"", size)
     return size // 4
 
 
@@ -173,7 +189,7 @@ def test_files_of_any_size_take_less_than_200_mb_of_memory(tmp_path, kind, size)
     if size > 4 * GIB and kind in ("npz", "checkpoint"):
         size = 2 * GIB + (1 << 20)
     elements = write_large(tmp_path / "large", kind, size)
-    numbers, kibibytes = read_elsewhere(tmp_path / "large").splitlines()
+    numbers, kibibytes = read_elsewhere(tmp_path / "large", *["torch"] * (kind == "checkpoint")).splitlines()
     (tmp_path / "large").unlink()
     assert numbers == f"{elements} 1.0"
     assert int(kibibytes) * 1024 < 100e6
@@ -191,14 +207,15 @@ def test_hostile_headers_take_less_than_200_mb_of_memory(tmp_path, kind):
         "pickle": lambda: zip_bytes(member("a/data.pkl", b"\x80\x02" + b"}" * 1_499_000 + b".")),
     }[kind]()
     (tmp_path / "a").write_bytes(data)
-    assert int(read_elsewhere(tmp_path / "a").splitlines()[-1]) * 1024 < 200e6
+    assert int(read_elsewhere(tmp_path / "a", *["torch"] * (kind == "pickle")).splitlines()[-1]) * 1024 < 200e6
 
 
 def test_damaged_files_give_a_norm_or_a_file_error(tmp_path):
     counts, wrong = fuzz.outcomes(range(400), tmp_path)
     assert wrong == []
     assert {name for name, _ in counts} == set(fuzz.files())
-    assert {outcome for _, outcome in counts} == {"norm", "norm, not finite", "FileError"}
+    refused = {"norm, refused by who loads it"}  # few, if any
+    assert {outcome for _, outcome in counts} - refused == {"norm", "norm, not finite", "FileError"}
 
 
 def test_the_fuzzer_sees_a_crash(tmp_path, monkeypatch):
@@ -208,6 +225,17 @@ def test_the_fuzzer_sees_a_crash(tmp_path, monkeypatch):
     monkeypatch.setattr(fuzz, "norm", crash)
     _, wrong = fuzz.outcomes(range(3), tmp_path)
     assert [(case, error) for case, _, _, error in wrong] == [(n, "IndexError('a bug')") for n in range(3)]
+
+
+def test_the_fuzzer_sees_other_numbers_and_who_refuses_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(loaded, "by_safetensors_for_torch", lambda _: [np.ones(3)])
+    monkeypatch.setattr(loaded, "by_numpy", lambda _: open_file(None))
+    counts, wrong = fuzz.outcomes(range(100), tmp_path)
+    read = {name for name, outcome in counts if outcome.startswith("norm")}
+    assert {(name, error) for _, name, _, error in wrong} == {("safetensors", "other numbers")}
+    assert read == set(fuzz.files())
+    assert counts["npy", "norm, refused by who loads it"] > 0
+    assert counts["npy", "norm"] == 0
 
 
 def test_the_fuzzer_repeats_itself_and_damages_every_format_in_every_way(tmp_path):

@@ -82,11 +82,6 @@ class Renamed:
         """Yield the pieces of the array."""
         return self.of.pieces()
 
-    @property
-    def sums(self) -> Any:
-        """What the array offers beside its pieces, if anything."""
-        return getattr(self.of, "sums", None)
-
 
 def norm(
     files: _FILES, minus: _MINUS = None, ord: _ORD = "2", as_json: _JSON = False, together: _TOGETHER = False

@@ -8,7 +8,6 @@ processor can run. An invalid value, or a variant that the processor cannot run,
 
 import os
 import warnings
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -78,21 +77,6 @@ def describe_buffers(arrays: Sequence[Any]) -> Described:
     return Described(*kernels.describe_buffers(list(arrays)))
 
 
-def checksum(data: memoryview | bytes, before: int = 0) -> int:
-    """Return the CRC-32 of bytes, given that of the bytes before them, as `zlib.crc32`, but several times as fast."""
-    return kernels.crc32(data, before) if _fast_checksum else zlib.crc32(data, before)
-
-
-def reads_files() -> bool:
-    """Return whether the kernels read files themselves."""
-    return kernels is not None and kernels.reads_files()
-
-
-def checks_files() -> bool:
-    """Return whether they compute checksums meanwhile."""
-    return reads_files() and _fast_checksum
-
-
 @cache
 def default_threads() -> int:
     """Return OMP_NUM_THREADS if it is set, else the number of processors that this process may use."""
@@ -144,5 +128,3 @@ if _status.variant is not None:
 else:
     # Ignored so that mypy still types the module by its stub: a module's type cannot be extended with None.
     kernels = None  # type: ignore[assignment]
-
-_fast_checksum = kernels is not None and kernels.multiplies_polynomials()

@@ -14,11 +14,9 @@
 #include <utility>
 
 #include "arrays.hpp"
-#include "crc32.hpp"
 #include "describe.hpp"
 #include "differences.hpp"
 #include "examples.hpp"
-#include "file_sums.hpp"
 #include "gram.hpp"
 #include "outer.hpp"
 #include "rows.hpp"
@@ -70,27 +68,6 @@ static nb::capsule capsule_of(xla_ffi::Function* function) {
 
 // Vectors are passed as arrays, so that only an address and a count are converted.
 static double* numbers_in(const Arrays& arrays) { return reinterpret_cast<double*>(arrays.spans().at(0).data); }
-
-// Calls `read` with memory of a Python object, without Python's lock. Returns sums, checksum, error, and whether the file
-// ended.
-template <class Read>
-static nb::tuple read_into(nb::handle memory, const Read& read) {
-  Py_buffer view;
-  if (PyObject_GetBuffer(memory.ptr(), &view, PyBUF_SIMPLE | PyBUF_WRITABLE) != 0) throw nb::python_error();
-  const std::unique_ptr<Py_buffer, void (*)(Py_buffer*)> held(&view, PyBuffer_Release);
-  FileSums found;
-  {
-    const Unlocked unlocked;
-    found = read(Room{static_cast<std::byte*>(view.buf), static_cast<int64_t>(view.len)});
-  }
-  return nb::make_tuple(found.sums, found.checksum, found.error, found.ended);
-}
-
-static Dtype dtype_named(const std::string& name) {
-  const auto found = std::find(kDtypeNames.begin(), kDtypeNames.end(), name);
-  if (found == kDtypeNames.end()) throw std::invalid_argument("no dtype is named " + name);
-  return static_cast<Dtype>(found - kDtypeNames.begin());
-}
 
 NB_MODULE(_kernels, m) {
   // A thread that sleeps until the process is gone keeps what it holds, which is no fault to warn of.
@@ -252,51 +229,6 @@ NB_MODULE(_kernels, m) {
         gram_squares(left, right, {sums, terms, rows, columns}, numbers_in(squares), numbers_in(sizes), threads);
       },
       "left"_a, "right"_a, "sums"_a, "terms"_a, "rows"_a, "columns"_a, "squares"_a, "sizes"_a, "threads"_a, unlocked);
-  m.def("multiplies_polynomials", &multiplies_polynomials);
-  m.def(
-      "crc32",
-      [](nb::handle bytes, uint32_t before) {
-        Py_buffer view;
-        if (PyObject_GetBuffer(bytes.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
-        uint32_t found = 0;
-        {
-          const Unlocked unlocked;
-          found = crc32(static_cast<const std::byte*>(view.buf), static_cast<std::size_t>(view.len), before);
-        }
-        PyBuffer_Release(&view);
-        return found;
-      },
-      "bytes"_a, "before"_a, locked);
-  m.def("reads_files", &reads_files);
-  m.def(
-      "file_sums",
-      [](std::pair<int, int64_t> from, int64_t count, const std::string& dtype, double p, bool in_float, int64_t piece,
-         nb::handle memory, bool checks, int threads) {
-        const Asked asked{count, dtype_named(dtype), p, in_float, piece};
-        return read_into(memory, [&](Room room) {
-          return file_sums({from.first, from.second}, asked, room, checks, threads);
-        });
-      },
-      "from_"_a, "count"_a, "dtype"_a, "p"_a, "in_float"_a, "piece"_a, "memory"_a, "checks"_a, "threads"_a, locked);
-  m.def(
-      "difference_sums",
-      [](std::pair<int, int64_t> from, std::pair<int, int64_t> other, int64_t count, const std::string& dtype, double p,
-         int64_t piece, nb::handle memory, int threads) {
-        const Asked asked{count, dtype_named(dtype), p, false, piece};
-        return read_into(memory, [&](Room room) {
-          return difference_sums({from.first, from.second}, {other.first, other.second}, asked, room, threads);
-        });
-      },
-      "from_"_a, "other"_a, "count"_a, "dtype"_a, "p"_a, "piece"_a, "memory"_a, "threads"_a, locked);
-  m.def(
-      "byte_counts",
-      [](std::pair<int, int64_t> from, int64_t count, nb::handle memory, bool checks) {
-        return read_into(memory, [&](Room room) {
-          return byte_counts({from.first, from.second}, count, room, checks);
-        });
-      },
-      "from_"_a, "count"_a, "memory"_a, "checks"_a, locked);
-  m.def("crc32_joined", &crc32_joined, "first"_a, "second"_a, "size"_a);
   m.def("fuses", [] { return kernels_of(Dtype::float64).fuses; });
   m.def("variants", &variants);
   m.def("use_variant", &use_variant, "name"_a);

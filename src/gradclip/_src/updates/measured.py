@@ -16,7 +16,6 @@ from gradclip._src.core import accumulators
 from gradclip._src.core.formats import BFLOAT16, FLOAT16, SUPPORTED, is_empty_name, is_integer_name
 from gradclip._src.core.norms import Norm, Order
 from gradclip._src.updates.files.stored import FileError, Stored
-from gradclip._src.updates.files.sums import Asked, threads
 from gradclip._src.updates.verdict import in_one_line, shown
 
 _AT_ONCE = 4096
@@ -66,11 +65,7 @@ def measured(arrays: Sequence[Stored], order: Order) -> Reading:
     for place, x in enumerate(arrays):
         nans = infinities = 0
         try:
-            known = gauge.norms_at_once(x)
-            for size, norm in known or ():
-                elements += size
-                totals.add(place, norm)
-            for piece in x.pieces() if known is None else ():
+            for piece in x.pieces():
                 norm = gauge.norm(piece)
                 elements += piece.size
                 if not math.isfinite(norm.value):
@@ -104,17 +99,6 @@ class Gauge:
         self._piece: HostArray | None = None
         self._arrays: Any = None
         self._quick = False
-
-    def norms_at_once(self, x: Stored) -> list[tuple[int, Norm]] | None:
-        """Return the sizes and norms of all pieces of an array whose sums of powers can be had without its pieces.
-
-        None if they cannot, or if a sum is not finite or so small that something may be lost.
-        """
-        sums = getattr(x, "sums", None) if self._order.p in (1, 2) else None
-        found = sums and sums(Asked(self._order.p, self._halves, threads(self._threads)))
-        if found is None or not all(ENOUGH < total < math.inf for _, total in found):
-            return None
-        return [(size, self._norm_of(total, size)) for size, total in found]
 
     def _norm_of(self, total: float, size: int) -> Norm:
         root = math.sqrt(total) if self._order.p == 2 else total

@@ -6,11 +6,10 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import IO, Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
-from numpy.lib import format as npy
 
 from gradclip._src.backends import whole_scalar
 from gradclip._src.backends.framework import Framework
@@ -22,6 +21,7 @@ from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.functional.norm_at_most import known_threshold
 from gradclip._src.tree import FlatTree, flatten
 from gradclip._src.updates.files import stored
+from gradclip._src.updates.files.numpy_files import member_of
 from gradclip._src.updates.files.stored import Stored
 from gradclip._src.updates.judge import checked_order, judge
 from gradclip._src.updates.template import Slot, Template, of_arrays
@@ -30,7 +30,6 @@ from gradclip._src.words import typed
 from gradclip.typing import Ord, Threshold
 
 _MOST_VALUES = 1 << 21
-_PIECE = 1 << 19  # bytes of a member of an archive that are read at a time
 _MOST_REPEATED = 1 << 28  # elements of an array that holds some of them again and again, as `expand` makes it
 _OF_NUMBERS = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}
 
@@ -59,52 +58,6 @@ class InMemory:
         framework = framework_of(self.leaf)
         # No norm supports float8, but float32 holds the same numbers.
         yield framework.on_host(framework.as_float(self.leaf) if self.dtype.startswith("float8_") else self.leaf)
-
-
-@dataclass(frozen=True)
-class NpzArray:
-    """An array of an open `.npz` file. Never unpickled, whatever the file was opened with."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    opened: Any
-    path: str
-
-    def pieces(self) -> Iterator[HostArray]:
-        """Read the array piece by piece, in the order of memory."""
-        with self.opened.zip.open(self.path) as file:
-            shape, dtype = _header(file)
-            if dtype.hasobject:
-                raise ValueError(
-                    "it holds Python objects, which are pickled. No pickles are read: they could run code."
-                )
-            count = math.prod(shape)
-            most = max(1, _PIECE // max(1, dtype.itemsize))
-            for start in range(0, count, most):
-                size = min(most, count - start) * dtype.itemsize
-                data = file.read(size)
-                if len(data) < size:
-                    raise ValueError("it ends before all numbers that its header promises.")
-                yield HostArray.of(np.frombuffer(data, dtype))
-            if file.read(1):  # also checks the sum over all bytes
-                raise ValueError("it holds more than its header says.")
-
-    @classmethod
-    def of(cls, name: str, opened: Any, path: str) -> NpzArray:
-        """Return a member of an archive, by its header. Raises ValueError if that promises more than there is."""
-        with opened.zip.open(path) as file:
-            shape, dtype = _header(file)
-            if math.prod(shape) * dtype.itemsize > opened.zip.getinfo(path).file_size:
-                raise ValueError("its header promises more numbers than there are.")
-        return cls(name, bare_name(dtype), shape, opened, path)
-
-
-def _header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
-    """Return the shape and the dtype of an array in a file, which then stands where the array begins."""
-    version = npy.read_magic(file)
-    shape, _, dtype = (npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0)(file)
-    return shape, dtype
 
 
 def taken(tree: object) -> UpdateArrays:
@@ -207,12 +160,20 @@ def _repeats(leaf: Any, shape: tuple[int, ...]) -> bool:
 
 
 def _take_archive(opened: Any, prefix: str, found: UpdateArrays) -> None:
-    for path in opened.zip.namelist() if opened.zip is not None else opened.files:
-        name = f"{prefix}[{path.removesuffix('.npy')!r}]"
+    """Take the arrays of an open `.npz` file. Never unpickled, whatever the file was opened with."""
+    if opened.zip is None:
+        found.faults.append(f"{shown(prefix) if prefix else 'it'} is an .npz file that was closed")
+        return
+    for member in opened.zip.infolist():
+        name = f"{prefix}[{member.filename.removesuffix('.npy')!r}]"
         try:
-            found.arrays.append(NpzArray.of(name, opened, path))
-        except Exception as error:  # closed, damaged, or no array
+            found.arrays.append(replace(member_of(opened.zip, member, _refuse, owner=opened), name=name))
+        except Exception as error:  # damaged, or no array
             found.faults.append(f"{shown(name)} cannot be read: {in_one_line(error)}")
+
+
+def _refuse(why: str) -> NoReturn:
+    raise ValueError(why)
 
 
 def _not_an_array(leaf: object) -> str:

@@ -1,6 +1,7 @@
 """Arrays in files: what each is called, how its bytes are numbers, where they lie, and its numbers piece by piece."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,7 +12,8 @@ from gradclip._src.updates.files.dtypes import Dtype
 from gradclip._src.updates.files.layout import MemoryLayout
 from gradclip._src.updates.files.source import PIECE, Source
 from gradclip._src.updates.files.stored import FileError, shown
-from gradclip._src.updates.files.sums import READ_BY_KERNELS, Asked, Stretch, Sums
+
+_IN_EVERY = "Error while deserializing header: "  # error of safetensors
 
 
 class Bytes(Protocol):
@@ -21,14 +23,8 @@ class Bytes(Protocol):
     def to_read(self) -> int:
         """How many bytes of the file `ranges` reads."""
 
-    def stretch(self) -> Stretch | None:
-        """Return where they lie in the file as they are; None if they do not."""
-
-    def check(self, checksum: int) -> None:
-        """Raise FileError if this is not the checksum of the stretch, if that has one."""
-
     def ranges(self, most: int) -> Iterator[np.ndarray]:
-        """Yield all bytes in order, `most` at a time and then the rest, in memory that is used again."""
+        """Yield all bytes in order, `most` at a time and then the rest, in memory that may be used again."""
 
     def read(self, offset: int, memory: memoryview) -> None:
         """Fill the memory with the bytes from a place on."""
@@ -45,12 +41,6 @@ class PlainBytes:
     @property
     def to_read(self) -> int:
         return self.size
-
-    def stretch(self) -> Stretch:
-        return Stretch(self.source, self.offset, self.size)
-
-    def check(self, checksum: int) -> None:
-        return
 
     def ranges(self, most: int) -> Iterator[np.ndarray]:
         return self.source.ranges(self.offset, self.size, most)
@@ -83,31 +73,13 @@ class FileArray:
         """How many bytes of the file `pieces` reads. Numbers that do not count are not read."""
         return self.stored.to_read if self.kind.counts else 0
 
-    def stretch(self) -> Stretch | None:
-        """Return where the numbers lie, if the kernels can read them there."""
-        found = self.stored.stretch() if self.kind.counts and self.layout.dense else None
-        return found if found is not None and found.readable else None
-
-    def sums(self, asked: Asked) -> Sums | None:
-        """Return the sum of powers of each piece that `pieces` yields; None if the kernels cannot read the numbers."""
-        table = self.kind.byte_table
-        found = None if table is None and (self.kind.converts or self.dtype not in READ_BY_KERNELS) else self.stretch()
-        if found is None:
-            return None
-        sums = found.sums(self.dtype, asked) if table is None else found.counted(table, asked)
-        self.stored.check(found.checksum)
-        return sums
-
     def pieces(self) -> Iterator[HostArray]:
         """Yield 1-D pieces that cover the array, in the order of memory."""
         return self._in_memory_order() if self.layout.dense else self._gathered(self.layout.in_memory_order)
 
     def in_c_order(self) -> Iterator[HostArray]:
         """Yield 1-D pieces that cover the array in C order. This is slow if it lies in another order."""
-        if self.layout.in_c_order:
-            yield from self._in_memory_order()
-            return
-        yield from self._gathered(self.layout)
+        return self._in_memory_order() if self.layout.in_c_order else self._gathered(self.layout)
 
     def _gathered(self, layout: MemoryLayout) -> Iterator[HostArray]:
         name, numbers = self._numbers()
@@ -130,3 +102,23 @@ class FileArray:
         if not self.kind.counts:
             raise FileError(f"{shown(self.name)} holds {self.dtype}, which is not measured.")
         return self.kind.numbers()
+
+
+@contextmanager
+def read_by(package: str, source: Source) -> Iterator[str]:
+    """Give the path to a package that reads the file itself, and refuse what it cannot read, or what changes meanwhile.
+
+    If the package is missing, the error says how to install it.
+    """
+    try:
+        source.check_path()
+        yield str(source.path)
+        source.check_path()
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != package:
+            raise
+        source.refuse(f"to read it needs {package}. To install it: pip install {package}")
+    except (FileError, MemoryError):
+        raise
+    except Exception as error:  # whatever the package raises for a damaged file
+        source.refuse(f"{package} does not read it: {shown(str(error).removeprefix(_IN_EVERY), 300)}")

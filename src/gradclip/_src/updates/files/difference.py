@@ -11,7 +11,6 @@ from gradclip._src.core.formats import is_complex_name
 from gradclip._src.native import describe_buffers
 from gradclip._src.updates.files.arrays import FileArray
 from gradclip._src.updates.files.stored import FileError, StoredFile, shown
-from gradclip._src.updates.files.sums import READ_BY_KERNELS, Asked, Sums
 from gradclip._src.words import listed
 
 
@@ -38,16 +37,6 @@ class Difference:
     def shape(self) -> tuple[int, ...]:
         """The shape of both."""
         return self.left.shape
-
-    def sums(self, asked: Asked) -> Sums | None:
-        """Return the sums of powers of all pieces; None if the kernels cannot read both files."""
-        one, other = self.left.stretch(), self.right.stretch()
-        kind = self.left.kind
-        if one is None or other is None or one.checks or other.checks or kind.converts:
-            return None
-        if kind.raw != self.right.kind.raw or self.left.layout != self.right.layout or kind.name not in READ_BY_KERNELS:
-            return None
-        return one.differences(other, kind.name, asked) if kind.name == self.right.dtype else None
 
     def pieces(self) -> Iterator[HostArray]:
         """Yield 1-D pieces of the difference."""

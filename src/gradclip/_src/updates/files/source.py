@@ -20,12 +20,12 @@ PIECE = 1 << 21  # bytes: what is read is still in the processor's cache when it
 class Source:
     """An open file: its path, its size, and how to read from it."""
 
-    def __init__(self, path: Path, progress: Callable[[int], object] | None = None) -> None:
+    def __init__(self, path: Path, progress: Callable[[int], object] = lambda _: None) -> None:
         self.path = path
-        self._progress = progress
+        self.progress = progress
         self._file = _opened(path)
-        self._identity = _identity(self._file)
-        self.size = os.fstat(self._file.fileno()).st_size
+        found = os.fstat(self._file.fileno())
+        self._identity, self.size = _identity(found), found.st_size
         _keep_open(self)
 
     def __enter__(self) -> Self:
@@ -43,10 +43,20 @@ class Source:
         """Return the open file. Raises FileError if it was closed meanwhile, and is another one now or has changed."""
         if self._file.closed:
             self._file = _opened(self.path)
-            if _identity(self._file) != self._identity:
-                self.refuse("it has changed while it was read. Read it again.")
+            self._check(os.fstat(self._file.fileno()))
         _keep_open(self)
         return self._file
+
+    def check_path(self) -> None:
+        """Raise FileError if the path leads to another file now, or to one that has changed."""
+        try:
+            self._check(os.stat(self.path))
+        except OSError as error:
+            self.refuse(f"it cannot be read: {error.strerror}.")
+
+    def _check(self, found: os.stat_result) -> None:
+        if _identity(found) != self._identity:
+            self.refuse("it has changed while it was read. Read it again.")
 
     @property
     def shown(self) -> str:
@@ -64,11 +74,15 @@ class Source:
     def bytes_at(self, offset: int, size: int) -> bytes:
         """Return a few bytes. The caller has checked that the file holds them."""
         memory = bytearray(size)
-        self.read(offset, memoryview(memory))
+        self._fill(offset, memoryview(memory))
         return bytes(memory)
 
     def read(self, offset: int, memory: memoryview) -> None:
-        """Fill the memory from a place of the file. Raises FileError if the file ends before."""
+        """Fill the memory with numbers from a place of the file. Raises FileError if the file ends before."""
+        self._fill(offset, memory)
+        self.progress(len(memory))
+
+    def _fill(self, offset: int, memory: memoryview) -> None:
         done = 0
         try:
             file = self._in_use()
@@ -80,16 +94,6 @@ class Source:
                 done += count
         except OSError as error:
             self.refuse(f"it cannot be read: {error.strerror}.")
-        self.has_read(done)
-
-    def number(self) -> int:
-        """Return the system's number of the open file, for those who read it themselves."""
-        return self._in_use().fileno()
-
-    def has_read(self, count: int) -> None:
-        """Say that so many bytes have been read."""
-        if self._progress is not None:
-            self._progress(count)
 
     def memory(self) -> np.ndarray:
         """Return a piece of memory. Give it back with `give_back`."""
@@ -125,8 +129,7 @@ def _keep_open(source: Source) -> None:
     _OPEN[id(source)] = source
 
 
-def _identity(file: io.FileIO) -> tuple[int, ...]:
-    found = os.fstat(file.fileno())
+def _identity(found: os.stat_result) -> tuple[int, ...]:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
