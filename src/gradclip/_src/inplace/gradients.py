@@ -44,15 +44,22 @@ def refuse_leaf(flat: FlatTree) -> None:
             )
 
 
-def refuse_bare_gradients(parameters: Sequence[Any]) -> None:
+_LIKE_A_GRADIENT = (
+    "a gradient. Pass the parameters. To clip the gradients themselves, call gradclip.clip_by_global_norm."
+)
+_LIKE_A_COPY = (
+    "a copy of a weight that an engine's optimizer keeps. Pass the parameters of the model. With Megatron-Core, call "
+    "gradclip.integrations.megatron.follow."
+)
+
+
+def refuse_bare_gradients(params: ParameterList) -> None:
     """Raise a ValueError that names the first parameter that looks like a gradient."""
-    for index, parameter in enumerate(parameters):
+    for index, parameter in enumerate(params.parameters):
         entry = entry_of(parameter)
         if entry is not None and load(entry).is_bare(parameter):
-            raise ValueError(
-                f"parameters[{index}] has no .grad and does not require one, so it looks like a gradient. Pass the "
-                "parameters. To clip the gradients themselves, call gradclip.clip_by_global_norm."
-            )
+            like = _LIKE_A_COPY if params.sizes else _LIKE_A_GRADIENT
+            raise ValueError(f"{params.name(index)} has no .grad and does not require one, so it looks like {like}")
 
 
 @dataclass(frozen=True)
@@ -84,7 +91,7 @@ class Gradients:
         owners, held = _once(params.parameters, params.gradients)
         params.check_no_engine_holds(some_lack=len(held) < len(params.parameters))
         if not held:
-            refuse_bare_gradients(params.parameters)
+            refuse_bare_gradients(params)
         shards: Shards | None
         if any_distributed(held):
             shards = params.shards(held, owners)
