@@ -52,7 +52,7 @@ times: $(VENV)/ready  ## Measure all tests, and write the slow ones to tests/tim
 ci:  ## Run what CI runs on a clean clone of the last commit, and say what failed and how to repeat it; IN=FOLDER for a place
 	$(PYTHON) scripts/ci.py $(IN)
 
-trainers: $(TRAINERS)/ready  ## Run short trainings by Lightning, Hugging Face, DeepSpeed and Flower, in an environment of their own
+trainers: $(TRAINERS)/ready  ## Run short trainings by Lightning, Hugging Face, DeepSpeed, Megatron and Flower, in an environment of their own
 	$(TRAINERS)/bin/python -m pytest -c /dev/null --rootdir . --confcutdir tests/trainers -p no:cacheprovider tests/trainers
 
 check: lint $(VENV)/ready  ## Check style, types and layers, and run the tests of changed files, in two minutes

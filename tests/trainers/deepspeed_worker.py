@@ -21,6 +21,7 @@ from deepspeed.utils import safe_get_full_fp32_param  # noqa: E402
 import gradclip  # noqa: E402
 from gradclip.integrations.deepspeed import follow  # noqa: E402
 from gradclip.integrations.torch import clip_at_step  # noqa: E402
+from plain_calls import outcomes, said  # noqa: E402
 
 # DeepSpeed allows float16 where oneDNN computes in it, which few processors do. PyTorch's own kernels do on all.
 get_accelerator().is_fp16_supported = lambda: True
@@ -179,13 +180,6 @@ def resumed():
 
 
 def refused():
-    def said(call):
-        try:
-            call()
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
-        return ""
-
     training = Training(1)
     clipping = follow(training.engine, 1.0)
     without_norm = Training(1, zero={"compute_grad_norm": False}, gradient_clipping=0.0)
@@ -208,17 +202,6 @@ def refused():
     }
 
 
-CALLS = {
-    "grad_norm": gradclip.grad_norm,
-    "clip_grad_norm_": lambda p: gradclip.clip_grad_norm_(p, 1e-3),
-    "adaptive": lambda p: gradclip.clip_grad_norm_(p, gradclip.AdaptiveNorm(), monitor=gradclip.Monitor()),
-    "clip_grad_value_": lambda p: gradclip.clip_grad_value_(p, 1e-3),
-    "clip_grad_layer_norm_": lambda p: gradclip.clip_grad_layer_norm_(p, 1e-3),
-    "clip_grad_unit_norm_": lambda p: gradclip.clip_grad_unit_norm_(p, 1e-3),
-    "adaptive_grad_clip_": lambda p: gradclip.adaptive_grad_clip_(p, 1e-3),
-}
-
-
 def plain_calls():
     """Call gradclip's functions on the parameters of each stage after backward, and on those of its optimizer."""
     found = []
@@ -230,36 +213,11 @@ def plain_calls():
     ):
         training = Training(**config)
         training.backward(5.0)
-        said = {}
-        for name, call in CALLS.items():
-            for whose, listed in (
-                ("model", list(training.engine.module.parameters())),
-                ("one of two", [with_gradient(), *training.engine.module.parameters()]),
-                ("optimizer", training.engine.optimizer.param_groups),
-            ):
-                said[f"{name}, {whose}"] = outcome(call, listed)
+        told = outcomes(list(training.engine.module.parameters()), training.engine.optimizer.param_groups)
         before = training.weights
         training.engine.step()
-        found.append([said, float((training.weights - before).norm())])
+        found.append([told, float((training.weights - before).norm())])
     return found
-
-
-def with_gradient():
-    parameter = torch.nn.Parameter(torch.zeros(2))
-    parameter.grad = torch.tensor([3.0, 4.0])
-    return parameter
-
-
-def outcome(call, listed):
-    import warnings
-
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        try:
-            call(listed)
-        except ValueError as error:
-            return f"error: {error}"
-    return "; ".join(f"warning: {one.message}" for one in seen)
 
 
 def disagreeing():

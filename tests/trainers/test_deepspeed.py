@@ -1,16 +1,12 @@
 """DeepSpeed's engines clip to the threshold that `follow` sets: what was applied shows in the weights."""
 
-import json
 import math
-import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from processes import run
+
 WORKER = Path(__file__).with_name("deepspeed_worker.py")
 ALONE = (
     "stages",
@@ -28,43 +24,14 @@ TOGETHER = ("stages", "offloaded", "accumulation", "disagreeing", "failing", "pl
 NEAR = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 
 
-def ended(started, seconds=800):
-    """Wait until all processes have ended, or one has failed, for which the others would wait. Return their codes."""
-    until = time.monotonic() + seconds
-    while None in (codes := [process.poll() for process in started]) and not any(codes) and time.monotonic() < until:
-        time.sleep(0.05)
-    return codes
-
-
-def run(folder, ranks, names):
-    """Run functions of the worker in several processes, and return what each process found."""
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH")))),
-        "OMP_NUM_THREADS": "1",
-    }
-    started = []
-    for rank in range(ranks):
-        command = [sys.executable, str(WORKER), str(folder), str(rank), str(ranks), *names]
-        with (folder / f"{rank}.log").open("w") as log:
-            started.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
-    try:
-        codes = ended(started)
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    assert codes == [0] * ranks, "\n".join((folder / f"{rank}.log").read_text()[-3000:] for rank in range(ranks))
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
-
-
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    return run(tmp_path_factory.mktemp("alone"), 1, ALONE)[0]
+    return run(WORKER, tmp_path_factory.mktemp("alone"), 1, ALONE)[0]
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    return run(tmp_path_factory.mktemp("two"), 2, TOGETHER)
+    return run(WORKER, tmp_path_factory.mktemp("two"), 2, TOGETHER)
 
 
 def check_spike(found, near=NEAR["float32"]):

@@ -59,7 +59,8 @@ def follow(
     A step that Megatron leaves out because of an overflow counts as skipped. It has no norm, so inf is recorded. Call
     `follow` on every rank, with equal arguments: at each step, the ranks compare their thresholds.
 
-    Tested with stand-ins that read the configuration as Megatron-Core's optimizers do, not with Megatron itself.
+    Tested with the optimizers of Megatron-Core 0.16.1. It has no `grad_norm_skip_threshold`: that setting of its main
+    branch was tested with stand-ins.
 
     >>> from types import SimpleNamespace
     >>> config = SimpleNamespace(clip_grad=1.0)
