@@ -57,9 +57,9 @@ def test_chained_optimizers_share_the_threshold_and_skip():
         chain.step()
     # Norms 5, 50 and 30 with thresholds inf, 10 and 10: the second step is above 4 times 10 and skipped.
     assert [one.weight for one in chain.chained_optimizers] == pytest.approx([-3.0, -14.0, 0.0])
-    assert (shared.clip_grad, other.config.clip_grad, other.config.grad_norm_skip_threshold) == (10.0, 10.0, 40.0)
     assert (clipping.max_norm.clipped, clipping.max_norm.skipped) == (1, 1)
     assert monitor.counts == (3, 1, 1, 0)
+    assert clipping.max_norm.threshold == 10.0
     clipping.remove()
     assert vars(shared) == vars(other.config) == {"clip_grad": 1.0, "grad_norm_skip_threshold": math.inf}
     assert "step" not in vars(chain)
@@ -73,6 +73,19 @@ def test_a_step_that_its_own_setting_skips_counts_as_skipped():
         optimizer.step()
     assert monitor.counts == (3, 1, 1, 0)
     assert (clipping.max_norm.clipped, clipping.max_norm.skipped) == (1, 1)
+
+
+def test_a_threshold_that_is_assigned_later_skips_nothing():
+    optimizer = Optimizer(grad_norm_skip_threshold=math.inf)
+    clipping = follow(optimizer, gradclip.AdaptiveNorm(skip_above=4.0))
+    updated = []
+    for gradient in (3.0, 300.0, 300.0):
+        optimizer.main_grad = gradient
+        updated.append(optimizer.step()[0])
+        if not updated[-1]:
+            clipping.max_norm = 2.0
+    assert updated == [True, False, True]
+    assert optimizer.weight == pytest.approx(-5.0)
 
 
 def test_a_step_in_a_graph_is_refused():

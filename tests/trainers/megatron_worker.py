@@ -188,6 +188,24 @@ def fixed():
     return {"applied": applied, "thresholds": [step.max_norm for step in monitor.records]}
 
 
+def sharing():
+    """Follow one of two optimizers that have the same configuration, and let one of its steps fail."""
+    training, other = Training(), Training()
+    config = training.optimizer.config
+    for one in (other.optimizer, *other.optimizer.chained_optimizers):
+        one.config = config
+    clipping = follow(training.optimizer, 2.0)
+    applied = [training.step(5.0), other.step(5.0), config.clip_grad]
+    config.clip_grad = 4.0
+    inner = training.optimizer.step_with_ready_grads
+    training.optimizer.step_with_ready_grads = None
+    failed = said(lambda: training.step(5.0))
+    training.optimizer.step_with_ready_grads = inner
+    applied += [other.step(5.0), training.step(5.0)]
+    clipping.remove()
+    return {"applied": [*applied, training.step(5.0)], "failed": failed}
+
+
 def resumed():
     """Train five updates at once, and three and two around a checkpoint."""
     norms, ends = (3.0, 4.0, 5.0, 7.0, 400.0), []

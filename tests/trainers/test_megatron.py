@@ -8,7 +8,7 @@ import pytest
 from processes import run
 
 WORKER = Path(__file__).with_name("megatron_worker.py")
-ALONE = ("chained", "single", "not_finite", "fixed", "resumed", "refused", "plain_calls")
+ALONE = ("chained", "single", "not_finite", "fixed", "sharing", "resumed", "refused", "plain_calls")
 TOGETHER = ("chained", "splits", "resumed", "disagreeing", "failing")
 NEAR = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}
 SHARDED = "DistributedOptimizer"
@@ -89,6 +89,11 @@ def test_without_a_loss_scale_megatron_applies_what_is_not_finite(alone, which):
 def test_a_fixed_threshold_can_be_assigned_where_megatron_itself_clips_nothing(alone):
     assert alone["fixed"]["applied"] == pytest.approx([2.0, 5.0, 0.5, 5.0], rel=1e-5)
     assert alone["fixed"]["thresholds"] == [2.0, math.inf, 1.0]
+
+
+def test_another_optimizer_with_the_same_configuration_keeps_its_threshold(alone):
+    assert alone["sharing"]["failed"].startswith("TypeError")
+    assert alone["sharing"]["applied"] == pytest.approx([2.0, 3.0, 3.0, 4.0, 2.0, 4.0], rel=1e-5)
 
 
 @pytest.mark.parametrize("which", range(3))

@@ -1,11 +1,12 @@
 """An adaptive threshold and a record of the norms for Megatron-Core, which clips in its optimizer's step.
 
 Megatron holds the gradients in `.main_grad`. Its optimizer reads `clip_grad` and `grad_norm_skip_threshold` of its
-`OptimizerConfig` at each step, and returns the norm. `follow` sets them before each step, and takes in the norm after.
+`OptimizerConfig` at each step, and returns the norm. `follow` sets them for each step, and takes in the norm after.
 """
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gradclip._src.thresholds.holder import AdaptiveNorm
@@ -39,7 +40,8 @@ def follow(
 
     Args:
         optimizer: a `MegatronOptimizer`, as `get_megatron_optimizer` returns it. `clip_grad` of its configuration no
-            longer counts. The optimizers of a `ChainedOptimizer` share the threshold.
+            longer counts, but for other optimizers that have the same configuration. The optimizers of a
+            `ChainedOptimizer` share the threshold.
         max_norm: the threshold, above 0; `inf` clips nothing. Or a `gradclip.AdaptiveNorm`. Its `skip_above` sets
             `grad_norm_skip_threshold`: Megatron then leaves out the update.
         monitor: a `gradclip.Monitor` that records the norm and the threshold of each step.
@@ -69,7 +71,7 @@ def follow(
     >>> clipping = follow(optimizer, 2.0)
     >>> optimizer.step()
     (True, 5.0, None)
-    >>> clipping.norm, config.clip_grad
+    >>> clipping.norm, clipping.max_norm
     (5.0, 2.0)
 
     """
@@ -115,21 +117,17 @@ def _optimizers(optimizer: object) -> Iterator[Any]:
 def _followed(optimizer: Optimizer, configs: list[Any], clipping: EngineClipping) -> Callable[[], None]:
     """Wrap the optimizer's step, and return what undoes it."""
     step, own = optimizer.step, vars(optimizer).get("step")
-    before = [(getattr(config, _CLIP), getattr(config, _SKIP, None)) for config in configs]
 
     def stepped(*args: object, **kwargs: object) -> Any:
         threshold = clipping.threshold()
-        skip = None if math.isinf(clipping.skip_above) else clipping.skip_above * threshold
-        for config in configs:
-            _set(config, threshold, skip)
-        result = step(*args, **kwargs)
+        skips = {} if math.isinf(clipping.skip_above) else {_SKIP: clipping.skip_above * threshold}
+        with _set(configs, {_CLIP: threshold, **skips}):
+            result = step(*args, **kwargs)
         succeeded, norm, *_ = result
         clipping.stepped(math.inf if norm is None else norm, threshold, skipped=not succeeded)
         return result
 
     def undo() -> None:
-        for config, settings in zip(configs, before, strict=True):
-            _set(config, *settings)
         if own is None:
             del optimizer.step
         else:
@@ -140,7 +138,14 @@ def _followed(optimizer: Optimizer, configs: list[Any], clipping: EngineClipping
     return undo
 
 
-def _set(config: object, threshold: float, skip: float | None) -> None:
-    setattr(config, _CLIP, threshold)
-    if skip is not None:
-        setattr(config, _SKIP, skip)
+@contextmanager
+def _set(configs: list[Any], settings: dict[str, float]) -> Iterator[None]:
+    """Set what a step reads, and take it back after: other optimizers may have the same configuration."""
+    before = [(config, name, getattr(config, name)) for config in configs for name in settings]
+    try:
+        for config, name, _ in before:
+            setattr(config, name, settings[name])
+        yield
+    finally:
+        for own in before:
+            setattr(*own)
