@@ -13,8 +13,14 @@ from gradclip._src.words import shown
 _SKIP = "skip_above"
 _SKIPPED_BY_DEFAULT = 4.0
 _AUTOCLIP = {"factor": 1.0, "quantile": 0.9, "window": 1000.0}
-_NAMES = "a number, adaptive, spread, steady, quantile, skip or autoclip"
-_BELOW = {"adaptive": SpreadThreshold, "spread": SpreadThreshold, "steady": SteadyThreshold}
+RULES: dict[str, type[QuantileThreshold]] = {
+    "adaptive": SpreadThreshold,
+    "spread": SpreadThreshold,
+    "steady": SteadyThreshold,
+    "quantile": QuantileThreshold,
+    "skip": QuantileThreshold,
+    "autoclip": QuantileThreshold,
+}
 
 
 class ThresholdRule(NamedTuple):
@@ -42,15 +48,17 @@ class ThresholdRule(NamedTuple):
         kind, _, rest = text.partition(":")
         given = _settings(text, rest)
         skip = given.pop(_SKIP, math.inf)
-        if kind in _BELOW and not math.isinf(skip):
+        made = RULES.get(kind)
+        if made is None:
+            raise ValueError(
+                f"there is no rule {shown(text)}. A rule is a number, {', '.join(RULES)}. For example: quantile:factor=3"
+            )
+        if made.below_usual and not math.isinf(skip):
             raise ValueError(f"the rule {kind!r} cannot skip steps. Use quantile:{_SKIP}=4 or skip, not {shown(text)}.")
         if kind == "autoclip":
             given = _AUTOCLIP | given
         elif kind == "skip":
             skip = _SKIPPED_BY_DEFAULT if math.isinf(skip) else skip
-        elif kind not in (*_BELOW, "quantile"):
-            raise ValueError(f"there is no rule {shown(text)}. A rule is {_NAMES}. For example: quantile:factor=3")
-        made = _BELOW.get(kind, QuantileThreshold)
         known = [field.name for field in fields(made) if field.init]
         if unknown := sorted(given.keys() - set(known)):
             raise ValueError(f"the rule {shown(text)} has no setting {shown(unknown[0])}. It has {', '.join(known)}.")
