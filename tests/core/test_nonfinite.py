@@ -8,6 +8,7 @@ import torch
 
 import gradclip
 from frameworks import ALL, by_name
+from gradclip._src.core import nonfinite
 
 # Beyond 2**126 times the threshold a float32 multiplier has fewer digits.
 TIGHT = 1e-5
@@ -108,3 +109,19 @@ def test_each_layer_has_its_own_policy(framework):
     clipped = framework.numbers(framework.call(function, tree))
     np.testing.assert_allclose(clipped["good"], [0.6, 0.8], rtol=2e-7)
     assert clipped["bad"].tolist() == [0.0] * 4
+
+
+def test_a_policy_is_known_by_its_effects_and_not_by_its_name(monkeypatch):
+    monkeypatch.setitem(nonfinite._POLICIES, "drop", nonfinite.Nonfinite("drop", blanks=True))
+    monitor = gradclip.Monitor()
+    monitor.record(math.nan, 1.0, nonfinite="drop")
+    assert (monitor.skipped, monitor.nonfinite) == (1, 1)
+    weight = torch.zeros(2, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], 0.1)
+    guarded = gradclip.guard(optimizer, 1.0)
+    weight.grad = torch.tensor([math.nan, 3.0])
+    gradclip.clip_grad_norm_([weight], 1.0, nonfinite="drop")
+    with pytest.warns(gradclip.ClippingWarning, match="A step was skipped"):
+        optimizer.step()
+    assert guarded.skipped == 1
+    guarded.remove()

@@ -195,10 +195,10 @@ def _unpickled(optimizer: type[keras.optimizers.Optimizer], saved: Any) -> Any:
 
 
 def _check(scope: Scope, nonfinite: Policy) -> None:
-    Nonfinite.named(nonfinite)
+    policy = Nonfinite.named(nonfinite)
     if not isinstance(scope, str) or scope not in SCOPES:
         raise ValueError(f"scope must be one of {', '.join(map(repr, get_args(Scope)))}, got {shown(scope)}.")
-    if scope == "value" and nonfinite != "propagate":
+    if scope == "value" and not policy.spoils:
         raise ValueError(
             f"nonfinite={nonfinite!r} applies to norms, and scope='value' has none. Omit it, or pass scope='variable'."
         )
@@ -220,9 +220,9 @@ def _clipping_of(optimizer: Any) -> _Clipping:
 
 
 def _largest(norms: Any, nonfinite: Policy) -> Any:
-    """Return the largest norm; under "skip" without those that are NaN, unless all are."""
+    """Return the largest norm; where steps are skipped without those that are NaN, unless all are."""
     norms = ops.cast(norms, "float32")
-    if nonfinite != "skip":
+    if not Nonfinite.named(nonfinite).blanks:
         return ops.max(norms)
     found = ops.max(ops.where(ops.isnan(norms), -1.0, norms))
     return ops.where(found < 0, math.nan, found)

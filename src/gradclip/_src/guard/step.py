@@ -9,6 +9,7 @@ import torch
 from torch.optim import Optimizer
 
 from gradclip._src.backends.torch.tensors import without_values
+from gradclip._src.core.nonfinite import Nonfinite
 from gradclip._src.distributed.processes import ONE_PROCESS, processes_of
 from gradclip._src.guard.judge import Facts, judged
 from gradclip._src.guard.settings import Handle, Settings, as_number, seems_a_handle
@@ -77,7 +78,7 @@ class Skips:
                 self._follows = call.max_norm
                 self._later("before", counted - _skipped_by(call, call.max_norm), False)
             self._later("count", counted, False)
-        elif call is not None and call.nonfinite == "skip" and call.norm is not None:
+        elif call is not None and Nonfinite.named(call.nonfinite).blanks and call.norm is not None:
             self._later("norm", call.norm, by_scaler)
         else:
             self._later("flag", 0.0, by_scaler)
@@ -128,7 +129,7 @@ def _skipped_by(call: ClipCall, max_norm: AdaptiveNorm) -> Any:
     norm = torch.as_tensor(call.norm)
     spike = norm > max_norm.skip_above * (math.inf if max_norm.threshold is None else max_norm.threshold)
     finite = torch.isfinite(norm)
-    skipped = (spike & finite) | ~finite if call.nonfinite == "skip" else spike & finite
+    skipped = (spike & finite) | ~finite if Nonfinite.named(call.nonfinite).blanks else spike & finite
     return skipped.to(torch.float32) if norm.device.type != "cpu" else float(skipped)
 
 

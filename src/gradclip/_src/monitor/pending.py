@@ -10,7 +10,7 @@ from gradclip._src.backends.on_host import fetched
 from gradclip._src.backends.registry import framework_of, known
 from gradclip._src.core.each_norm import EachNorm
 from gradclip._src.core.formats import dtype_name
-from gradclip._src.core.nonfinite import SKIP, Nonfinite
+from gradclip._src.core.nonfinite import Nonfinite
 from gradclip._src.monitor.records import Handling, Layers, Step, nan_or, narrowed
 from gradclip._src.thresholds.settings import check_between
 from gradclip._src.tree import dotted, flatten
@@ -155,7 +155,7 @@ def resolved(pending: Sequence[Pending], first: int) -> Iterator[FetchedStep]:
     """
     numbers = iter(fetched([value for one in pending for value in one.vectors]))
     for one in pending:
-        skips, skip_above = one.handling.nonfinite == SKIP.name, one.handling.skip_above
+        skips, skip_above = Nonfinite.named(one.handling.nonfinite).blanks, one.handling.skip_above
         norms, max_norms, *layers = [next(numbers) for _ in one.vectors]
         several = max_norms.tolist() * (len(norms) if len(max_norms) == 1 else 1)
         losses = [math.nan] * len(norms) if one.note.loss is None else list(map(nan_or, layers.pop().tolist()))

@@ -9,6 +9,7 @@ import torch
 from gradclip._src import look
 from gradclip._src.backends import any_distributed
 from gradclip._src.core import announced
+from gradclip._src.core.nonfinite import Nonfinite
 from gradclip._src.core.norms import Order
 from gradclip._src.inplace.norm import clip_grad_norm_
 from gradclip._src.step.heard import current_pass
@@ -38,6 +39,7 @@ class ClippedInBackward:
     ) -> None:
         self.norms: dict[str, torch.Tensor] = {}
         self._shares, self._order, self._nonfinite = shares, order, nonfinite
+        self._needs_names = Nonfinite.named(nonfinite).raises  # only for the error: they cost time
         self._names = frozenset(parameters)
         # Hooks hold this object, so it must not hold the parameters: they would never be freed.
         self._modules = [] if module is None else [weakref.ref(one) for one in module.modules()]
@@ -97,8 +99,7 @@ class ClippedInBackward:
         norm = None if announced.listeners else look.clip_alone_(parameter, threshold, self._order)
         if norm is not None:
             return norm
-        # Only the error of "raise" needs names, and they cost time.
-        given: Parameters = {name: parameter} if self._nonfinite == "raise" else [parameter]
+        given: Parameters = {name: parameter} if self._needs_names else [parameter]
         return clip_grad_norm_(given, threshold, self._order, nonfinite=self._nonfinite)
 
     def _attach(self, name: str, parameter: torch.Tensor) -> None:
