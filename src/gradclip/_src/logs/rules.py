@@ -50,9 +50,8 @@ class ThresholdRule(NamedTuple):
         skip = given.pop(_SKIP, math.inf)
         made = RULES.get(kind)
         if made is None:
-            raise ValueError(
-                f"there is no rule {shown(text)}. A rule is a number, {', '.join(RULES)}. For example: quantile:factor=3"
-            )
+            names = ", ".join(RULES)
+            raise ValueError(f"there is no rule {shown(text)}. A rule is a number, {names}. Try quantile:factor=3")
         if made.below_usual and not math.isinf(skip):
             raise ValueError(f"the rule {kind!r} cannot skip steps. Use quantile:{_SKIP}=4 or skip, not {shown(text)}.")
         if kind == "autoclip":
