@@ -146,7 +146,7 @@ def fold_into(
         ord: which norm, as in `gradclip.global_norm`.
         nonfinite: what to do if a gradient contains NaN or infinity. "propagate": all gradients become NaN. "raise": an
             error before the step; every step then waits for the device. "skip": the step leaves parameters and state
-            unchanged. GradScaler always skips these steps, whatever you pass here.
+            unchanged. "zero" is refused. GradScaler always skips these steps, whatever you pass here.
         process_group: as in `gradclip.clip_grad_norm_`, if each process holds different parameters. All of them must
             call `fold_into`, and step together.
         mesh: the same, given as a mesh.
