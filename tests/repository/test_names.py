@@ -72,7 +72,8 @@ def wrong_anywhere():
 
 
 def test_names_are_known_and_lists_of_them_whole():
-    assert wrong_anywhere() == []
+    found = wrong_anywhere()
+    assert found == [], "\n".join(found)
 
 
 def test_a_new_policy_is_missed_wherever_policies_are_listed(monkeypatch):
@@ -164,7 +165,8 @@ def test_every_adaptive_rule_is_wherever_they_are_listed():
         "docs/reference/index.md": row(TEXTS["docs/reference/index.md"], "| adapt the threshold"),
         "logs/rules.py": [one.__name__ for one in RULES.values()],
     }
-    assert without(ADAPTIVE, places) == []
+    found = without(ADAPTIVE, places)
+    assert found == [], "\n".join(found)
     assert without({"NewThreshold"}, places) == [f"{place} lacks NewThreshold" for place in places]
 
 
@@ -183,5 +185,9 @@ def compared(text):
 
 
 def test_no_policy_is_asked_for_by_its_name():
-    assert {place: lines for place, text in TEXTS.items() if place.endswith(".py") and (lines := compared(text))} == {}
+    assert {
+        place: lines
+        for place, text in TEXTS.items()
+        if place.endswith(".py") and "nonfinite" in text and (lines := compared(text))
+    } == {}
     assert compared("x = 1\nif call.nonfinite == 'skip' and x: pass\nnonfinite in ('zero', 'skip')") == [3, 2]
