@@ -15,6 +15,7 @@ USES = {
     "private": "add noise and compute epsilon",
     "cli": "use the command line",
     "plot": "draw what a monitor recorded",
+    "tensorboard": "read TensorBoard's files with the command line",
     "demo": "run `gradclip demo`",
 }
 # Extras for those who change gradclip.

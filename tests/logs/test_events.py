@@ -1,19 +1,30 @@
 """TensorBoard's files: those that TensorFlow writes, and records by hand."""
 
+import gzip
 import struct
+import sys
 
+import numpy as np
 import pytest
 import tensorflow
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+from tensorboard.util.tensor_util import make_tensor_proto
 
+import fresh_process
 import training_logs
-from gradclip._src.logs.events import checksum, is_event_file, of_events, scalars_of
+from gradclip._src.logs.events import is_event_file, of_events
+from gradclip._src.logs.read import read
 from gradclip._src.logs.rows import LogError
+from training_logs import Summary
+
+NORM = "grad_norm"
 
 
-def test_the_checksum_is_the_published_one():
-    # CRC-32C of "123456789" is 0xE3069283; the mask rotates it by 15 bits and adds a constant.
-    crc = 0xE3069283
-    assert checksum(b"123456789") == (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+def written(folder, *records):
+    path = folder / "run.tfevents"
+    path.write_bytes(b"".join(map(training_logs.record, records)))
+    return path
 
 
 def test_what_tensorflow_writes_is_read(tmp_path):
@@ -30,25 +41,75 @@ def test_what_tensorflow_writes_is_read(tmp_path):
     assert [(row.step, row.norm, row.loss) for row in rows] == [(0, 1.0, 2.0), (1, 2.5, 1.0), (2, 4.0, 0.0)]
 
 
-def test_numbers_are_read_from_each_kind_of_value():
-    value = training_logs.message(1, b"a") + b"\x15" + struct.pack("<f", 0.5)
-    double = training_logs.message(1, b"b") + training_logs.message(8, b"\x08\x02" + b"\x31" + struct.pack("<d", 0.25))
-    packed = training_logs.message(1, b"c") + training_logs.message(
-        8, b"\x08\x01" + training_logs.message(5, struct.pack("<f", 2.0))
-    )
-    two = training_logs.message(1, b"d") + training_logs.message(
-        8, b"\x08\x01" + training_logs.message(5, struct.pack("<2f", 2.0, 3.0))
-    )
-    summary = b"".join(training_logs.message(1, one) for one in (value, double, packed, two))
-    event = b"\x10" + training_logs.varint(300) + training_logs.message(5, summary)
-    assert scalars_of(event) == [("a", 300, 0.5), ("b", 300, 0.25), ("c", 300, 2.0)]
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_numbers_are_read_from_tensors_of_one_element(tmp_path, dtype, shape):
+    packed = make_tensor_proto(np.full(shape, 0.25, dtype))
+    held = TensorProto(dtype=packed.dtype, tensor_shape=packed.tensor_shape)
+    held.tensor_content = np.full(shape, 2.5, dtype).tobytes()
+    values = [Summary.Value(tag=NORM, tensor=tensor) for tensor in (packed, held)]
+    path = written(tmp_path, *(training_logs.logged(300 + step, value) for step, value in enumerate(values)))
+    assert [(row.step, row.norm) for row in of_events([path], None).rows] == [(300, 0.25), (301, 2.5)]
+
+
+def _wide():
+    """One number that stands for 2**40."""
+    tensor = make_tensor_proto(np.float32(1.0))
+    tensor.tensor_shape.dim.add(size=2**40)
+    return tensor
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\xff", b"\x10", b"\x2a\x7f", b"\x2a\x02\x0a\x50", b"\x15\x00", b"\x10" + b"\xff" * 20, b"\x13"]
+    "tensor",
+    [
+        make_tensor_proto(np.zeros(2, np.float32)),
+        make_tensor_proto(np.zeros(0, np.float32)),
+        make_tensor_proto(np.int32(3)),
+        make_tensor_proto(b"words"),
+        TensorProto(),
+        TensorProto(dtype=1, tensor_content=b"abc"),
+        TensorProto(dtype=19, half_val=[2**20]),
+        TensorProto(dtype=99),
+        _wide(),
+    ],
 )
-def test_a_damaged_message_holds_nothing(data):
-    assert scalars_of(data) == []
+def test_other_tensors_hold_no_norm(tmp_path, tensor):
+    value = Summary.Value(tag=NORM, tensor=tensor)
+    path = written(tmp_path, training_logs.logged(1, value), training_logs.event(2, NORM, 0.5))
+    assert [(row.step, row.norm) for row in of_events([path], None).rows] == [(2, 0.5)]
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff", b"\x10", b"\x2a\x7f", b"\x2a\x02\x0a\x50", b"\x15\x00", b"\x13"])
+def test_a_message_that_is_none_is_passed_over(tmp_path, data):
+    path = written(tmp_path, data, training_logs.event(2, NORM, 0.5))
+    log = of_events([path], None)
+    assert ([(row.step, row.norm) for row in log.rows], log.notes) == ([(2, 0.5)], ())
+
+
+def test_a_compressed_file_is_read(tmp_path):
+    path = tmp_path / "run.tfevents.gz"
+    path.write_bytes(gzip.compress(training_logs.events()))
+    assert len(read(path).rows) == len(training_logs.RUN)
+
+
+def test_tensorflow_is_not_imported(tmp_path):
+    training_logs.written(tmp_path, "events.out.tfevents.1")
+    code = """
+        import sys
+        from gradclip._src.logs.read import read
+        print(len(read(sys.argv[1]).rows), "tensorflow" in sys.modules)
+    """
+    assert fresh_process.run(code, tmp_path) == f"{len(training_logs.RUN)} False"
+
+
+def test_without_tensorboard_one_line_says_what_to_install(tmp_path, monkeypatch):
+    path = training_logs.written(tmp_path, "events.out.tfevents.1")
+    for name in [name for name in sys.modules if name.split(".")[0] == "tensorboard"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(LogError, match=r"1 is TensorBoard's\. To read it, run: pip install tensorboard\.") as raised:
+        read(path)
+    assert len(str(raised.value).splitlines()) == 1
 
 
 def test_several_files_of_one_run(tmp_path):
@@ -82,7 +143,7 @@ def test_reading_stops_where_a_checksum_is_wrong(tmp_path, where):
 def test_a_record_of_an_enormous_length(tmp_path):
     length = struct.pack("<Q", 2**62)
     path = tmp_path / "run.tfevents"
-    path.write_bytes(training_logs.events() + length + struct.pack("<I", checksum(length)) + b"x")
+    path.write_bytes(training_logs.events() + length + struct.pack("<I", masked_crc32c(length)) + b"x")
     assert len(of_events([path], None).rows) == len(training_logs.RUN)
 
 

@@ -1,11 +1,13 @@
 """Logs of one short run, in each format that gradclip reads, as the programs write them."""
 
 import gzip
+import io
 import json
 import math
-import struct
 
-from gradclip._src.logs.events import checksum
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 STEPS = range(10, 410, 10)
 NORMS = [40.0 if step == 200 else 1.0 + 0.5 * math.sin(step) for step in STEPS]
@@ -75,34 +77,28 @@ def printed_by_trainer():
 
 def events():
     """As PyTorch's SummaryWriter writes."""
-    found = record(b"\x09" + struct.pack("<d", 1.7e9) + message(3, b"brain.Event:2"))
+    found = record(VERSION)
     for step, norm, loss in RUN:
         for tag, value in (("train/loss", loss), ("train/grad_norm", norm)):
             found += record(event(step, tag, value))
     return found
 
 
-def message(number, data):
-    return bytes([number << 3 | 2]) + varint(len(data)) + data
-
-
-def varint(number):
-    found = b""
-    while number > 127:
-        found, number = found + bytes([number & 127 | 128]), number >> 7
-    return found + bytes([number])
-
-
 def event(step, tag, value):
-    held = message(1, tag.encode()) + b"\x15" + struct.pack("<f", value)
-    return b"\x09" + struct.pack("<d", 1.7e9) + b"\x10" + varint(step) + message(5, message(1, held))
+    return logged(step, Summary.Value(tag=tag, simple_value=value))
+
+
+def logged(step, *values):
+    return Event(wall_time=1.7e9, step=step, summary=Summary(value=values)).SerializeToString()
 
 
 def record(data):
-    length = struct.pack("<Q", len(data))
-    return length + struct.pack("<I", checksum(length)) + data + struct.pack("<I", checksum(data))
+    written = io.BytesIO()
+    RecordWriter(written).write(data)
+    return written.getvalue()
 
 
+VERSION = Event(wall_time=1.7e9, file_version="brain.Event:2").SerializeToString()
 FILES = {
     "trainer_state.json": trainer_state,
     "list.json": lambda: json.dumps(entries()),

@@ -33,7 +33,7 @@ def opened(path: Path) -> IO[bytes]:
 def start_of(path: Path) -> bytes:
     """Return the first bytes. Raises LogError if there are none, or if they are no text and no TensorBoard file."""
     with opened(path) as file:
-        start = _read(file, START, path)
+        start = portion(file, START, path)
     if not start:
         raise LogError(f"{path} is empty.")
     return start
@@ -70,7 +70,7 @@ def lines(path: Path) -> Iterator[str]:
 def document(path: Path) -> str:
     """Return the text of a file. Raises LogError if it is too large to be parsed as one."""
     with opened(path) as file:
-        held = _read(file, LARGEST_DOCUMENT + 1, path)
+        held = portion(file, LARGEST_DOCUMENT + 1, path)
     if len(held) > LARGEST_DOCUMENT:
         raise LogError(f"{path} is one value of more than {LARGEST_DOCUMENT >> 20} MB, too large for a log.")
     if sum(map(held.count, (b",", b"[", b"{"))) > MOST_VALUES:
@@ -78,7 +78,7 @@ def document(path: Path) -> str:
     return held.decode("utf-16" if held.startswith(_UTF16) else "utf-8-sig", "replace")
 
 
-def _read(file: IO[bytes], count: int, path: Path) -> bytes:
+def portion(file: IO[bytes], count: int, path: Path) -> bytes:
     """Read at most so many bytes."""
     parts, left = [], count
     try:
