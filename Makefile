@@ -30,7 +30,7 @@ help:  ## Show this menu
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
 
 demo: .venv-demo/ready  ## Train a network at several learning rates, with and without clipping; DEMO="--steps 50" for a short run
-	.venv-demo/bin/gradclip demo $(DEMO)
+	.venv-demo/bin/python examples/demo/demo.py $(DEMO)
 
 test: $(VENV)/ready  ## Set up and run the tests that are quick: each value of each parameter once
 	$(PYTEST) -m "quick and not gpu"
@@ -180,7 +180,7 @@ $(VENV)/ready: pyproject.toml $(NATIVE)
 
 .venv-demo/ready: pyproject.toml $(NATIVE)
 	$(PYTHON) -m venv .venv-demo
-	.venv-demo/bin/$(INSTALL) -e '.[demo]'
+	.venv-demo/bin/$(INSTALL) -e '.[jax,plot]' rich scikit-learn
 	touch $@
 
 .venv-sanitize/ready: pyproject.toml

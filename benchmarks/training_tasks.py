@@ -3,8 +3,10 @@
 All runs of a task with the same seed see the same batches. Losses take the parameters and one batch.
 """
 
+import sys
 from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +15,9 @@ from sklearn.datasets import load_digits
 from training_task import Task, cross_entropy, momentum, rates, right
 from training_texts import bfloat16, experts, million
 
-from gradclip._src.demo import training as demo
+sys.path.append(str(Path(__file__).parents[1] / "examples" / "demo"))
+
+import demo_training as demo
 
 # A recurrent network: the demo's
 

@@ -16,7 +16,6 @@ USES = {
     "cli": "use the command line",
     "plot": "draw what a monitor recorded",
     "tensorboard": "read TensorBoard's files with the command line",
-    "demo": "run `gradclip demo`",
 }
 # Extras for those who change gradclip.
 OURS = {"test", "trainers", "bench", "docs", "lint", "release"}

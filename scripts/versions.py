@@ -44,7 +44,7 @@ def newest():
     python = new_environment(".venv-versions", TORCH)
     tested = PROJECT["optional-dependencies"]["test"]
     others = [re.sub("^([^;=]+)==[^;]+", r"\1", line) for line in tested if not line.startswith(("gradclip", "torch"))]
-    pip_install(python, "--upgrade", TORCH, *others, *CORE, ".[demo,private]", GRADCLIP_REQUIRE_NATIVE="1")
+    pip_install(python, "--upgrade", TORCH, *others, *CORE, ".[cli,plot,private]", GRADCLIP_REQUIRE_NATIVE="1")
     subprocess.run([str(python), "-m", "pip", "list"], check=True)
     run_native_tests(python, "-q")
     workers = ["--numprocesses", "2", "--dist", "worksteal"]

@@ -9,8 +9,8 @@ import pytest
 
 import code_blocks
 import support_table
-from gradclip._src.demo.results import Sweep, Trained
-from gradclip._src.demo.settings import DemoSettings
+from demo import DemoSettings
+from demo_results import Sweep, Trained
 
 ROOT = Path(__file__).parent.parent
 TEXT = " ".join((ROOT / "README.md").read_text().split())

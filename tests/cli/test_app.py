@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -33,7 +34,7 @@ def test_info_and_version_do_without_typer(monkeypatch, capsys, arguments, missi
     assert capsys.readouterr().out == run(*arguments).output
 
 
-@pytest.mark.parametrize("arguments", [[], ["demo"], ["--help"]])
+@pytest.mark.parametrize("arguments", [[], ["advise", "run.csv"], ["--help"]])
 @pytest.mark.parametrize(
     ("missing", "message"),
     [(["typer"], "needs typer, not"), (["typer", "rich"], "needs typer and rich, not")],
@@ -43,15 +44,20 @@ def test_a_missing_command_line_says_what_to_install(monkeypatch, arguments, mis
     monkeypatch.setattr(sys, "argv", ["gradclip", *arguments])
     with pytest.raises(SystemExit, match=message) as stopped:
         entry.main()
-    assert "pip install '.[demo]' in a clone of gradclip. These work without: gradclip info" in str(stopped.value)
+    assert "pip install '.[cli,plot]' in a clone of gradclip. These work without: gradclip info" in str(stopped.value)
 
 
-@pytest.mark.parametrize("command", ["advise", "replay"])
-def test_logs_need_less_than_the_demo(monkeypatch, command):
-    without(monkeypatch, "typer")
-    monkeypatch.setattr(sys, "argv", ["gradclip", command, "run.csv"])
-    with pytest.raises(SystemExit, match=r"pip install '\.\[cli,plot\]' in a clone of gradclip"):
+@pytest.mark.parametrize("missing", [[], ["typer", "rich"]])
+def test_the_demo_says_where_it_is(monkeypatch, capsys, missing):
+    without(monkeypatch, *missing)
+    monkeypatch.setattr(sys, "argv", ["gradclip", "demo", "--steps", "50"])
+    with pytest.raises(SystemExit) as stopped:
         entry.main()
+    assert stopped.value.code == 2
+    assert capsys.readouterr() == ("", f"{entry.DEMO}\n")
+    assert (Path(__file__).parents[2] / "examples" / "demo" / "demo.py").exists()
+    assert "make demo" in entry.DEMO
+    assert "examples/demo" in entry.DEMO
 
 
 BARE = """
@@ -75,9 +81,9 @@ def test_a_bare_installation_tells_its_versions():
     done = subprocess.run([*command, "info"], capture_output=True, text=True, check=True)
     assert done.stdout == run("info").output
     assert {"gradclip", "numpy", "tensorflow"} <= {line.split()[0] for line in done.stdout.splitlines()}
-    demo = subprocess.run([*command, "demo"], capture_output=True, text=True, check=False)
-    assert demo.returncode == 1
-    assert demo.stderr.startswith("This command needs typer and rich, not installed here. To install:")
+    norm = subprocess.run([*command, "norm"], capture_output=True, text=True, check=False)
+    assert norm.returncode == 1
+    assert norm.stderr.startswith("This command needs typer and rich, not installed here. To install:")
 
 
 def test_the_version_is_told():
@@ -86,7 +92,7 @@ def test_the_version_is_told():
 
 def test_the_short_option_for_help_helps():
     assert run("-h").output == run("--help").output
-    assert run("demo", "-h").exit_code == 0
+    assert run("norm", "-h").exit_code == 0
 
 
 def test_the_module_is_the_command():

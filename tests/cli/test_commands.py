@@ -10,7 +10,7 @@ from gradclip._src.cli import app as entry
 def test_the_help_imports_no_framework():
     code = (
         "import sys; from typer.testing import CliRunner; from gradclip._src.cli.commands import app;"
-        "assert CliRunner().invoke(app, ['demo', '--help']).exit_code == 0;"
+        "assert CliRunner().invoke(app, ['advise', '--help']).exit_code == 0;"
         "print([name for name in ('jax', 'optax', 'sklearn', 'matplotlib') if name in sys.modules])"
     )
     environment_path = [str(Path(entry.__file__).parents[3])]

@@ -8,9 +8,9 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from gradclip._src.demo.picture import write_picture
-from gradclip._src.demo.results import KINDS, Sweep, Trained
-from gradclip._src.demo.training import Curves
+from demo_picture import write_picture
+from demo_results import KINDS, Sweep, Trained
+from demo_training import Curves
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 SWEEP = Sweep([Trained(kind, 0.1, (0.25,), (0.0,), (False,)) for kind in KINDS], 0.5)

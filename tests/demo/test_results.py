@@ -3,7 +3,7 @@
 import pytest
 from rich.console import Console
 
-from gradclip._src.demo.results import Sweep, Trained
+from demo_results import Sweep, Trained
 
 
 def trained(clipping, rate, *accuracy, clipped=0.0):

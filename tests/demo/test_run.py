@@ -1,25 +1,27 @@
+"""A short demo prints and writes what it found; a wrong option ends it before anything is trained."""
+
+import io
 import json
-import sys
+import math
 from itertools import product
 
 import pytest
-from typer.testing import CliRunner
 
-from gradclip._src.cli.commands import app
+from demo import DemoSettings, run_demo, settings_from
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 WRITTEN = {"demo.png", "report.html", "results.json"}
-
-
-def run(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
     """A demo of a few steps, with more seeds and rates than one and a threshold that clips some steps."""
     out = tmp_path_factory.mktemp("demo") / "new" / "folder"
-    return run("demo", "--steps", 7, "--seeds", 2, "--rates", "0.01,0.1", "--max-norm", 0.9, "--out", out), out
+    options = ["--steps", "7", "--seeds", "2", "--rates", "0.01", "0.1", "--max-norm", "0.9", "--out", str(out)]
+    with pytest.MonkeyPatch.context() as patch, io.StringIO() as printed:
+        patch.setattr("sys.stdout", printed)
+        run_demo(settings_from(options))
+        return printed.getvalue(), out
 
 
 def results(demo):
@@ -27,15 +29,14 @@ def results(demo):
 
 
 def test_demo_succeeds_and_names_what_it_wrote(demo):
-    result, out = demo
-    assert result.exit_code == 0, result.output
+    printed, out = demo
     assert {path.name for path in out.iterdir()} == WRITTEN
     for name in WRITTEN:
-        assert str(out / name) in result.output
+        assert str(out / name) in printed
 
 
 def test_demo_prints_the_table_and_the_summary(demo):
-    printed = " ".join(demo[0].output.split())
+    printed = " ".join(demo[0].split())
     assert "no clipping fixed, 0.9 adaptive" in printed
     for one in results(demo)["runs"]:
         least, most = min(one["test_accuracy"]), max(one["test_accuracy"])
@@ -75,33 +76,43 @@ def test_demo_writes_every_number(demo):
     assert min(fixed["clipped_share"]) > 0
 
 
-def test_a_file_in_the_place_of_the_folder_is_refused_and_kept(tmp_path):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--steps 0", "steps must be at least 1, got 0."),
+        ("--steps 1.5", "argument --steps: invalid int value: '1.5'"),
+        ("--seeds -1", "seeds must be at least 1, got -1."),
+        ("--rates 0 1", "rates must be positive, finite and rising, got [0.0, 1.0]."),
+        ("--rates 0.2 0.1", "rates must be positive, finite and rising, got [0.2, 0.1]."),
+        ("--rates 0.1 0.1", "rates must be positive, finite and rising, got [0.1, 0.1]."),
+        ("--rates nan", "rates must be positive, finite and rising, got [nan]."),
+        ("--rates inf", "rates must be positive, finite and rising, got [inf]."),
+        ("--rates fast", "argument --rates: invalid float value: 'fast'"),
+        ("--rates", "argument --rates: expected at least one argument"),
+        ("--max-norm -1", "max_norm must not be negative or NaN, got -1.0. Pass inf for no threshold."),
+        ("--max-norm nan", "max_norm must not be negative or NaN, got nan. Pass inf for no threshold."),
+    ],
+)
+def test_a_wrong_option_ends_it_and_writes_nothing(tmp_path, capsys, options, message):
+    with pytest.raises(SystemExit) as stopped:
+        settings_from([*options.split(), "--out", str(tmp_path / "out")])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith(f"error: {message}")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_takes_no_files_is_known_before_training(tmp_path, capsys):
     file = tmp_path / "file"
     file.write_text("kept")
-    result = run("demo", "--out", file)
-    assert result.exit_code == 2
-    assert "out must be a folder" in result.stderr
+    for out in (file, file / "below", "/proc"):
+        with pytest.raises(SystemExit) as stopped:
+            settings_from(["--out", str(out)])
+        assert stopped.value.code == 2
+        assert str(out) in capsys.readouterr().err.splitlines()[-1]
     assert file.read_text() == "kept"
 
 
-def test_a_folder_that_cannot_be_made_is_known_before_training(tmp_path):
-    (tmp_path / "file").write_text("")
-    result = run("demo", "--out", tmp_path / "file" / "below")
-    assert result.exit_code == 2
-    assert result.stderr.startswith("error: could not write to ")
-
-
-def test_a_folder_that_takes_no_files_is_known_before_training():
-    result = run("demo", "--out", "/proc")
-    assert result.exit_code == 2
-    assert result.stderr.startswith("error: could not write to '/proc': ")
-
-
-def test_a_missing_library_of_the_demo_says_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.delitem(sys.modules, "gradclip._src.demo.run", raising=False)
-    monkeypatch.delitem(sys.modules, "gradclip._src.demo.picture")
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    result = run("demo", "--steps", 1, "--seeds", 1, "--out", tmp_path / "out")
-    assert result.exit_code == 1
-    assert "The demo needs matplotlib, not installed" in result.stderr
-    assert "pip install '.[demo]' in a clone of gradclip" in result.stderr
+def test_without_options_it_takes_the_defaults(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert settings_from([]) == DemoSettings()
+    assert math.isfinite(DemoSettings.max_norm)

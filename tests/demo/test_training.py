@@ -6,13 +6,9 @@ from functools import cache
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from gradclip._src.cli.commands import app
-from gradclip._src.demo.settings import DemoSettings
-from gradclip._src.demo.training import trainer
-
-PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+from demo import DemoSettings, run_demo, settings_from
+from demo_training import trainer
 
 
 @cache
@@ -47,10 +43,10 @@ def test_the_norms_of_the_layers_make_up_the_norm():
 
 
 def test_divergence_is_reported_and_drawn(tmp_path):
-    arguments = ["demo", "--steps", "6", "--seeds", "1", "--rates", "3e38", "--out", str(tmp_path)]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0, result.output
-    none = json.loads((tmp_path / "results.json").read_text())["runs"][0]
-    assert none["diverged"] == [True]
-    assert none["test_accuracy"] == [0]
-    assert (tmp_path / "demo.png").read_bytes().startswith(PNG_SIGNATURE)
+    run_demo(
+        settings_from(["--steps", "6", "--seeds", "1", "--rates", "3e38", "--max-norm", "inf", "--out", str(tmp_path)])
+    )
+    found = json.loads((tmp_path / "results.json").read_text(), parse_constant=pytest.fail)
+    assert found["settings"]["max_norm"] == "inf"
+    assert (found["runs"][0]["diverged"], found["runs"][0]["test_accuracy"]) == ([True], [0])
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")

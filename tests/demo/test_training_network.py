@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradclip._src.demo import training
-from gradclip._src.demo.training import CLASSES, HIDDEN, Parameters
+import demo_training as training
+from demo_training import CLASSES, HIDDEN, Parameters
 
 
 def blind(output_bias):

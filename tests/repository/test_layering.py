@@ -15,9 +15,7 @@ LAYERS = [
     {"inplace"},
     {"functional", "private", "step"},
     {"explained", "guard", "logs", "updates"},
-    {"gradclip", "integrations"},
-    {"demo"},
-    {"cli"},
+    {"cli", "gradclip", "integrations"},
     {"__main__"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
@@ -77,7 +75,7 @@ def test_an_engine_imports_no_engine_but_host(edges, engine):
 
 
 def test_frameworks_are_named_in_few_rooms():
-    rooms = {"backends", "demo", "guard", "integrations", "private", "step", "typing"}
+    rooms = {"backends", "guard", "integrations", "private", "step", "typing"}
     found = structure.importing({"jax", "tensorflow", "torch"})
     assert {structure.room_of(name) for name in found} == rooms
     sums = [name for name in found if structure.room_of(name) == "private"]
@@ -136,7 +134,7 @@ def test_names_of_backends_are_counted(written, tmp_path):
 
 
 def test_there_are_as_many_layers_as_floors_and_no_long_chains(edges):
-    assert len(structure.longest_chain(structure.graph_of_rooms(edges))) == len(LAYERS) == 13
+    assert len(structure.longest_chain(structure.graph_of_rooms(edges))) == len(LAYERS) == 11
     assert len(structure.longest_chain(edges)) <= MOST_IN_A_CHAIN
 
 

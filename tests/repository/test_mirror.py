@@ -51,6 +51,7 @@ OF_PROGRAMS = {
 # Folders of tests that mirror nothing: helpers, and tests of a kind of their own.
 OTHER_FOLDERS = {
     "attack",
+    "demo",
     "exact",
     "gpu",
     "keras_backends",

@@ -52,10 +52,12 @@ def test_the_page_on_installation_says_what_pyproject_says():
 
 
 def test_the_table_of_what_to_install_follows_the_extras():
-    extras = {extra: [] for extra in install_table.USES} | {"demo": ["gradclip[jax,cli,plot]", "x>=2,<3; y == 'z'"]}
+    extras = {extra: [] for extra in install_table.USES} | {
+        "tensorboard": ["gradclip[jax,cli,plot]", "x>=2,<3; y == 'z'"]
+    }
     table = install_table.table({"dependencies": ["numpy>=1.26"], "optional-dependencies": extras})
     assert table.splitlines()[2].endswith("| none | numpy >=1.26 |")
-    assert table.splitlines()[-1].endswith("| `demo` | what jax, cli and plot install, x >=2,<3 |")
+    assert table.splitlines()[-1].endswith("| `tensorboard` | what jax, cli and plot install, x >=2,<3 |")
 
 
 def test_without_addresses_the_site_has_no_links_to_them():

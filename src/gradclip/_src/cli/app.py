@@ -5,11 +5,11 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
-from gradclip._src.cli import FOR_LOGS, INSTALL
+from gradclip._src.cli import INSTALL
 from gradclip._src.versions import info_text, version_text
 
 _WITHOUT_TYPER: dict[tuple[str, ...], Callable[[], str]] = {("info",): info_text, ("--version",): version_text}
-_WITHOUT_DEMO = ("advise", "check", "norm", "replay")
+DEMO = "The demo is an example now: run `make demo` in a clone of gradclip, or see examples/demo there."
 
 
 def main() -> None:
@@ -28,6 +28,9 @@ def main() -> None:
 
 
 def _run(arguments: Sequence[str]) -> None:
+    if arguments[:1] == ["demo"]:
+        print(DEMO, file=sys.stderr)
+        sys.exit(2)  # as for any command that is not there
     missing = [name for name in ("typer", "rich") if find_spec(name) is None]
     if not missing:
         from gradclip._src.cli.commands import app
@@ -36,8 +39,7 @@ def _run(arguments: Sequence[str]) -> None:
     elif tuple(arguments) in _WITHOUT_TYPER:
         print(_WITHOUT_TYPER[tuple(arguments)]())
     else:
-        install = FOR_LOGS if arguments and arguments[0] in _WITHOUT_DEMO else INSTALL
         sys.exit(
-            f"This command needs {' and '.join(missing)}, not installed here. To install: {install}. "
+            f"This command needs {' and '.join(missing)}, not installed here. To install: {INSTALL}. "
             f"These work without: {' and '.join('gradclip ' + ' '.join(words) for words in _WITHOUT_TYPER)}."
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradclip._src.cli import FOR_LOGS
+from gradclip._src.cli import INSTALL
 
 if TYPE_CHECKING:
     from gradclip._src.logs.replay import Replayed
@@ -134,7 +134,7 @@ def _draw(write: Callable[[Path], object], out: Path) -> None:
             raise IsADirectoryError("it is a folder")
         write(out)
     except ModuleNotFoundError as error:
-        fail(f"Pictures need {error.name or 'matplotlib'}, not installed here. To install it: {FOR_LOGS}", 1)
+        fail(f"Pictures need {error.name or 'matplotlib'}, not installed here. To install it: {INSTALL}", 1)
     except (OSError, ValueError) as error:
         fail(f"could not write to {str(out)!r}: {error}. Pass a different file with --out, such as picture.png.", 2)
 

@@ -1,10 +1,18 @@
-"""The demo: train at several learning rates with each kind of clipping; write a picture, numbers and a report."""
+"""The demo: train at several learning rates with each kind of clipping; write a picture, numbers and a report.
 
+A recurrent network learns to read handwritten digits: without clipping, with a fixed and with an adaptive threshold.
+All share the seeds, the data, the network and the optimizer. Only the clipping differs. `make demo` runs it.
+"""
+
+import argparse
 import json
+import math
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -12,25 +20,61 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from gradclip._src.demo import training
-from gradclip._src.demo.picture import write_picture
-from gradclip._src.demo.results import KINDS, WORKS, Clipping, Sweep, Trained
-from gradclip._src.demo.settings import DemoSettings
-from gradclip._src.demo.training import Curves
-from gradclip._src.monitor.monitor import Monitor
-from gradclip._src.monitor.saved import for_json
-from gradclip._src.versions import installed_versions
+import demo_training as training
+from demo_picture import write_picture
+from demo_results import KINDS, WORKS, Clipping, Sweep, Trained
+from demo_training import Curves
+from gradclip import Monitor
 
-_DIGITS = 9  # enough to tell float32 numbers apart
 _THREADS = 2
+_LIBRARIES = ("gradclip", "numpy", "jax", "jaxlib", "optax", "scikit-learn")
+
+
+@dataclass(frozen=True)
+class DemoSettings:
+    """What to train. A value that cannot work raises ValueError."""
+
+    steps: int = 1500
+    seeds: int = 3
+    rates: Sequence[float] = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
+    max_norm: float = 0.5
+    out: Path = Path("gradclip-demo")
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "seeds"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        rising = all(low < high for low, high in zip((0.0, *self.rates), (*self.rates, math.inf), strict=True))
+        if not (self.rates and rising):
+            raise ValueError(f"rates must be positive, finite and rising, got {self.rates}.")
+        # This form also rejects NaN.
+        if not self.max_norm >= 0:
+            raise ValueError(f"max_norm must not be negative or NaN, got {self.max_norm}. Pass inf for no threshold.")
+
+
+def settings_from(arguments: list[str] | None = None) -> DemoSettings:
+    """Read the command line. A wrong option ends the program with code 2."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, argument_default=argparse.SUPPRESS
+    )
+    parser.add_argument("--steps", type=int, help="training steps in each run")
+    parser.add_argument("--seeds", type=int, help="runs with each learning rate, with seeds 0, 1, ...")
+    parser.add_argument("--rates", type=float, nargs="+", help="learning rates at the first step, rising")
+    parser.add_argument("--max-norm", type=float, help="the fixed threshold")
+    parser.add_argument("--out", type=Path, help="folder for the picture and the numbers")
+    try:
+        settings = DemoSettings(**vars(parser.parse_args(arguments)))
+        # Write to the folder before the training, so a failure shows at once.
+        settings.out.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=settings.out).close()
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    return settings
 
 
 def run_demo(settings: DemoSettings) -> None:
     """Train, print the results and write them to the folder."""
     console = Console()
-    # Write to the folder before the training, so a failure shows at once.
-    settings.out.mkdir(parents=True, exist_ok=True)
-    TemporaryFile(dir=settings.out).close()
     started = np.array([time.perf_counter(), time.process_time()])
     curves = _train_all(settings, console)
     seconds, processor_seconds = np.array([time.perf_counter(), time.process_time()]) - started
@@ -85,18 +129,23 @@ def _write_report(curves: Curves, rate: float, path: Path) -> Path:
 
 
 def _write_results(sweep: Sweep, settings: DemoSettings, seconds: tuple[float, float], path: Path) -> Path:
+    threshold = settings.max_norm if math.isfinite(settings.max_norm) else str(settings.max_norm)
     document = {
         "summary": sweep.summary(),
-        "settings": asdict(settings) | {"out": str(settings.out)},
+        "settings": asdict(settings) | {"max_norm": threshold, "out": str(settings.out)},
         "network": {"hidden": training.HIDDEN, "batch": training.BATCH},
         "optimizer": {"name": "sgd", "momentum": training.MOMENTUM, "schedule": "cosine"},
         "training_seconds": seconds[0],
         "processor_seconds": seconds[1],
-        "versions": installed_versions(),
+        "versions": {name: version(name) for name in _LIBRARIES},
         "works_from": WORKS,
         "working_rates": {kind: sweep.working(kind) for kind in KINDS},
         "shown_rate": sweep.shown,
         "runs": [{"median": one.median, **asdict(one)} for one in sweep.trained],
     }
-    path.write_text(json.dumps(for_json(document, _DIGITS), indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     return path
+
+
+if __name__ == "__main__":
+    run_demo(settings_from())

@@ -18,9 +18,8 @@ import numpy as np
 import optax
 from sklearn.datasets import load_digits
 
+from demo_results import Clipping
 from gradclip import layer_norms
-from gradclip._src.demo.results import Clipping
-from gradclip._src.demo.settings import DemoSettings
 from gradclip.integrations.optax import adaptive_clip_by_global_norm, clip_by_global_norm_with_state
 
 HIDDEN = 64
@@ -115,7 +114,7 @@ class Curves(NamedTuple):
     test_accuracy: np.ndarray
 
 
-def trainer(settings: DemoSettings, clipping: Clipping) -> Callable[[float], Curves]:
+def trainer(settings, clipping: Clipping) -> Callable[[float], Curves]:
     """Compile the training of all seeds, and return the function that runs it at a learning rate.
 
     All kinds of clipping and all rates see the same batches.
@@ -136,7 +135,7 @@ def trainer(settings: DemoSettings, clipping: Clipping) -> Callable[[float], Cur
     return lambda rate: Curves(*jax.tree.map(np.asarray, program(jnp.float32(rate), weights, rows)))
 
 
-def _clip(settings: DemoSettings, clipping: Clipping) -> optax.GradientTransformation:
+def _clip(settings, clipping: Clipping) -> optax.GradientTransformation:
     if clipping == "adaptive":
         return adaptive_clip_by_global_norm()
     return clip_by_global_norm_with_state(settings.max_norm if clipping == "fixed" else math.inf)

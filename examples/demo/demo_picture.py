@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator, PercentFormatter
 
-from gradclip._src.demo.results import KINDS, Sweep
-from gradclip._src.demo.training import Curves
+from demo_results import KINDS, Sweep
+from demo_training import Curves
 
 # Colours that people with any colour vision can tell apart, and marks for those who see none.
 _STYLES = {"none": ("#555555", "s"), "fixed": ("#D55E00", "^"), "adaptive": ("#0072B2", "o")}
