@@ -48,6 +48,7 @@ def advice(name):
         ("adaptive_gradient_clipping", "Use gradclip.adaptive_grad_clip(grads, params), or "),
         ("AGC", "Use gradclip.adaptive_grad_clip(grads, params), or "),
         ("ZClip", "pass max_norm=gradclip.AdaptiveNorm() to gradclip.clip_grad_norm_."),
+        ("QuantileClip", "pass max_norm=gradclip.AdaptiveNorm(gradclip.QuantileThreshold(1, 0.9, 1_000)) to "),
         ("fold_into", "Import it from gradclip.integrations.torch."),
         ("ClippingMetrics", "Import it from gradclip.integrations.keras."),
         ("skip_spikes", "Import it from gradclip.integrations.optax."),
@@ -78,7 +79,25 @@ def test_an_import_of_a_guessed_name_leads_to_ours(code):
 @pytest.mark.parametrize(
     ("code", "message"),
     [
+        (
+            "from gradclip.integrations import autoclip",
+            r"AdaptiveNorm\(gradclip\.QuantileThreshold\(1, 0\.9, 1_000\)\) to",
+        ),
+        ("import gradclip.integrations.autoclip", "For a threshold at a quantile of the last norms, pass max_norm="),
+        ("from gradclip.integrations.autoclip import QuantileClip", "For a threshold at a quantile of the last norms"),
+        ("from gradclip.integrations import pytorch", "import gradclip.integrations.torch"),
+    ],
+)
+def test_an_import_of_a_guessed_integration_leads_to_ours(code, message):
+    with pytest.raises(ModuleNotFoundError, match=rf"^gradclip\.integrations has no '\w+'\. .*{message}"):
+        exec(code)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
         ("from gradclip import bogus", "cannot import name 'bogus' from 'gradclip'"),
+        ("from gradclip.integrations import bogus", "cannot import name 'bogus' from 'gradclip.integrations'"),
         ("import gradclip.bogus", "No module named 'gradclip.bogus'"),
         ("from gradclip.integrations import torch, optax; import torch.optax", "No module named 'torch.optax'"),
     ],

@@ -5,7 +5,6 @@ import sys
 import pytest
 
 NEEDED = {
-    "autoclip": "torch",
     "brainstate": "jax",
     "declearn": "declearn",
     "flower": "flwr",

@@ -5,12 +5,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from os import PathLike
 
-_INTEGRATIONS = ["autoclip", "brainstate", "declearn", "jax_privacy", "keras", "lucid", "optax", "tensorflow", "torch"]
+_INTEGRATIONS = ["brainstate", "declearn", "jax_privacy", "keras", "lucid", "optax", "tensorflow", "torch"]
 _AS_THEY_ARE = "Pass arrays of any framework to gradclip's own functions"
 _GLOBAL = "Use gradclip.clip_grad_norm_(parameters, max_norm) in place, or gradclip.clip_by_global_norm(tree, max_norm)"
 _NORM = "Use gradclip.global_norm(tree) for gradients, or gradclip.grad_norm(parameters)"
 _UNITS = "Use gradclip.adaptive_grad_clip(grads, params), or gradclip.adaptive_grad_clip_(parameters) in place"
 _FOLLOWS = "For a threshold that follows the norms, pass max_norm=gradclip.AdaptiveNorm() to gradclip.clip_grad_norm_"
+_AT_QUANTILE = "For a threshold at a quantile of the last norms, pass \
+max_norm=gradclip.AdaptiveNorm(gradclip.QuantileThreshold(1, 0.9, 1_000)) to gradclip.clip_grad_norm_"
 _NOISE = "Use clipped_grad(...).sensitivity().noise_std(noise_multiplier), or the same of \
 gradclip.clipped_sum_sensitivity(max_norm, batch_size=...)"
 _PRIVATE = "Use gradclip.clipped_grad(loss, max_norm), or gradclip.per_example_clip for gradients you already have"
@@ -51,6 +53,7 @@ gradclip.clip_by_global_norm(tree, max_norm) for the global norm",
     **dict.fromkeys(
         ("zclip", "smartclip", "adaptive_clip", "adaptiveclip", "adaptive_norm", "adaptive_threshold"), _FOLLOWS
     ),
+    **dict.fromkeys(("autoclip", "quantileclip"), _AT_QUANTILE),
 }
 
 _ORDER = ("ord",)

@@ -84,7 +84,7 @@ def no_attribute(name: str, module: ModuleType) -> AttributeError:
 
 
 class AdviceFinder:
-    """Make `from gradclip import X` and `import gradclip.X` fail with advice, if X is a name of another library.
+    """Make imports of X from `gradclip` or its integrations fail with advice, if X is a name of another library.
 
     Python asks the finders in `sys.meta_path` for a module one after the other. This one is the last.
     """
@@ -92,9 +92,9 @@ class AdviceFinder:
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """Find nothing. Raise a ModuleNotFoundError for a name with advice."""
         package, _, last = name.rpartition(".")
-        if package == "gradclip" and (advice := _advice_on_name(last)):
+        if package.removesuffix(".integrations") == "gradclip" and (advice := _advice_on_name(last)):
             # Without `name=`: `from gradclip import X` replaces an error that names X by one without advice.
-            raise ModuleNotFoundError(f"gradclip has no {last!r}. {advice}")
+            raise ModuleNotFoundError(f"{package} has no {last!r}. {advice}")
 
 
 def advise_on_imports() -> None:
