@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import optree
 
-from gradclip._src.backends import among_several, gpu_switch
+from gradclip._src.backends import among_several
 from gradclip._src.backends.host.laid import Settled, kind_of, laid, laid_plainly
 from gradclip._src.backends.on_device import OnDevice
 from gradclip._src.backends.registry import framework_of
@@ -234,12 +234,6 @@ def _of_several_owners(found: Look, parameters: object) -> Look | None:
     each = list({id(leaf): leaf for leaf in found.leaves}.values())
     once = found.backend.known(each) if len(each) < len(found.leaves) else None
     return None if once is None or once.overlap() else found._replace(once=once)
-
-
-def gradients_on_device(parameters: object) -> OnDevice | None:
-    """Return the same if kernels on their device read them."""
-    framework, leaves = _held(parameters) if gpu_switch.wanted() else (None, ())
-    return None if framework is None else _apart(framework, leaves)
 
 
 def _held(parameters: object) -> tuple["Framework | None", Sequence[Any]]:

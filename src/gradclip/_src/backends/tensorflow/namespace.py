@@ -20,7 +20,7 @@ nan, inf = float("nan"), float("inf")
 Axis = int | Sequence[int] | None
 
 abs = tf.abs
-logical_not, sqrt, round, real, imag = tf.logical_not, tf.sqrt, tf.round, tf.math.real, tf.math.imag
+sqrt, round, real, imag = tf.sqrt, tf.round, tf.math.real, tf.math.imag
 exp, any, all = tf.exp, tf.reduce_any, tf.reduce_all
 zeros_like, ones_like, add = tf.zeros_like, tf.ones_like, tf.add
 reshape, permute_dims, broadcast_to, sort = tf.reshape, tf.transpose, tf.broadcast_to, tf.sort
