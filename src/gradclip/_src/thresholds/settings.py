@@ -28,13 +28,13 @@ def check_between(name: str, value: object, low: float, high: float, *, above_lo
     return number
 
 
-def check_window(name: str, value: object, most: int = _LARGEST_WINDOW) -> int:
-    """Return a number of norms. Raises TypeError unless it is a whole number, ValueError unless it is 1 to `most`."""
+def check_window(name: str, value: object) -> int:
+    """Return a number of norms. Raises TypeError unless it is a whole number, ValueError unless it is 1 to 32,768."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name} must be a whole number, got {typed(value)}.")
     number = int(value)
-    if not 1 <= number <= most:
-        raise ValueError(f"{name} must be from 1 to {most}, got {value!r}.")
+    if not 1 <= number <= _LARGEST_WINDOW:
+        raise ValueError(f"{name} must be from 1 to {_LARGEST_WINDOW}, got {value!r}.")
     return number
 
 

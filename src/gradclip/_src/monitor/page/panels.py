@@ -26,6 +26,7 @@ from gradclip._src.monitor.records import Columns, LayerTable, Overview, percent
 from gradclip._src.monitor.trend import spikes_in
 
 _FAR = "#d6246e"  # in light and in dark: a norm beyond the colours
+_MOST_LAYERS = 16
 
 
 class LayerMap(NamedTuple):
@@ -52,10 +53,10 @@ class LayerMap(NamedTuple):
         return cls(table, np.isin(table.steps, shown.layers.steps), spikes[~np.isin(spikes, table.steps)])
 
 
-def layers_over_steps(axes: Axes, drawn: LayerMap, steps: np.ndarray, look: PanelStyle, most: int = 16) -> None:
+def layers_over_steps(axes: Axes, drawn: LayerMap, steps: np.ndarray, look: PanelStyle) -> None:
     """Draw a heat map of the norms of the largest layers and of those with spikes, with a colour bar above it."""
     table, sampled, missed = drawn
-    top = table.shown(most, sampled=sampled)
+    top = table.shown(_MOST_LAYERS, sampled=sampled)
     norms = columns_of(positive(top.norms).T, top.steps, look.points, sampled)
     low, high = colour_range(columns_of(positive(top.norms[sampled]).T, top.steps[sampled], look.points))
     start, span = top.steps.min() - 0.5, span_of(top.steps, sampled)[0]
