@@ -14,13 +14,12 @@ from gradclip._src.passed.arguments import check_flag
 from gradclip._src.passed.leaves import as_floats
 from gradclip._src.private.batching.verbs import Batching
 from gradclip._src.private.functions.clipped import ClippedFunction
-from gradclip._src.private.sums.call_arguments import positions
+from gradclip._src.private.functions.settings import made_of
 from gradclip._src.private.sums.quantities import check_name
-from gradclip._src.private.sums.settings import PerExampleSettings
 from gradclip._src.tree import flatten
 from gradclip.integrations.jax_privacy_results import AuxiliaryOutput, BoundedSensitivityCallable, bound_of, divided
 from gradclip.integrations.jax_privacy_values import cast
-from gradclip.typing import Method, Policy, Thresholds, WideDtype
+from gradclip.typing import Method, WideDtype
 
 _METHODS = ("materialize", "auto", "ghost")
 
@@ -79,41 +78,22 @@ def is_planned(method: Method, needs_gradients: Mapping[str, bool]) -> bool:
     return method != "materialize" and not why
 
 
-def planned(
-    fun: Callable[..., Any],
-    argnums: int | tuple[int, ...],
-    method: Method,
-    *,
-    has_aux: bool,
-    return_values: bool,
-    return_norms: bool,
-    batch_argnums: int | Sequence[int],
-    keep_batch_dim: bool,
-    l2_clip_norm: Thresholds,
-    rescale_to_unit_norm: bool,
-    normalize_by: float,
-    microbatch_size: int | None,
-    nan_safe: bool,
-    dtype: jax.typing.DTypeLike | None,
-    prng_argnum: int | None,
-) -> BoundedSensitivityCallable:
-    """Return gradclip's own function, with the arguments and results of jax-privacy's."""
-    to_unit = check_flag("rescale_to_unit_norm", rescale_to_unit_norm)
-    policy: Policy = "skip" if nan_safe else "propagate"
-    clipped = JaxPrivacyFunction(
-        fun,
-        PerExampleSettings(l2_clip_norm, nonfinite=policy, to_unit=to_unit, sum_dtype=_sums_in(dtype)),
-        argnums,
-        positions("batch_argnums", batch_argnums),
-        has_aux=has_aux,
-        keep_batch_dim=keep_batch_dim,
-        return_values=return_values,
+def translated(asked: Mapping[str, Any], **changed: Any) -> JaxPrivacyFunction:
+    """Return the function that jax-privacy's arguments ask for. `changed` are settings of `gradclip.clipped_grad`."""
+    to_unit = check_flag("rescale_to_unit_norm", asked["rescale_to_unit_norm"])
+    return made_of(JaxPrivacyFunction, {**asked, "max_norm": asked["l2_clip_norm"], "to_unit": to_unit, **changed})
+
+
+def planned(asked: Mapping[str, Any], argnums: int | tuple[int, ...]) -> BoundedSensitivityCallable:
+    """Return gradclip's own function for the arguments of jax-privacy's `clipped_grad`, with its results."""
+    nan_safe, return_norms = asked["nan_safe"], asked["return_grad_norms"]
+    clipped = translated(
+        asked,
+        argnums=argnums,
+        nonfinite="skip" if nan_safe else "propagate",
+        pre_clipping_transform=None,
         return_norms=return_norms,
-        microbatch_size=microbatch_size,
-        normalize_by=normalize_by,
-        prng_argnum=prng_argnum,
-        method=method,
-        dtype=dtype,
+        sum_dtype=_sums_in(asked["dtype"]),
     )
 
     def call(*args: object, is_padding_example: jax.typing.ArrayLike | None = None, **kwargs: object) -> Any:
@@ -121,8 +101,9 @@ def planned(
         result = clipped(*args, mask=mask, **kwargs)
         return (result[0], AuxiliaryOutput(*result[1])) if wants_outputs else result
 
-    wants_outputs = has_aux or return_values or return_norms
-    bound = divided(bound_of(l2_clip_norm, to_unit=to_unit), clipped.normalize_by) if nan_safe else math.inf
+    wants_outputs = clipped.has_aux or clipped.return_values or return_norms
+    largest = bound_of(clipped.max_norm, to_unit=clipped.settings.to_unit)
+    bound = divided(largest, clipped.normalize_by) if nan_safe else math.inf
     return BoundedSensitivityCallable(call, bound, wants_outputs, clipped)
 
 

@@ -1,5 +1,6 @@
 """The functions of `gradclip.integrations.jax_privacy` that sum clipped values over a batch."""
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,12 +10,10 @@ import jax.numpy as jnp
 
 from gradclip._src.passed.arguments import check_flag, check_threshold, is_single_threshold
 from gradclip._src.private.functions import transforms
-from gradclip._src.private.sums.call_arguments import positions
-from gradclip._src.private.sums.settings import PerExampleSettings
 from gradclip._src.tree import flatten
 from gradclip._src.words import shown
 from gradclip.integrations.jax_privacy_grid import check_grid_scale
-from gradclip.integrations.jax_privacy_methods import JaxPrivacyFunction, is_planned, planned, unchanged
+from gradclip.integrations.jax_privacy_methods import is_planned, planned, translated, unchanged
 from gradclip.integrations.jax_privacy_results import AuxiliaryOutput, BoundedSensitivityCallable, bound_of, divided
 from gradclip.integrations.jax_privacy_values import left_out_together, norms_of, skips_whole_examples, widened
 from gradclip.typing import Method, Policy, Thresholds
@@ -69,6 +68,7 @@ def clipped_fun(
     >>> print(clipped_fun(jnp.mean, l2_clip_norm=1.0)(x))
     0.5
     """
+    asked = locals()
     rescale_to_unit_norm = check_flag("rescale_to_unit_norm", rescale_to_unit_norm)
     nan_safe = check_flag("nan_safe", nan_safe)
     has_aux, return_norms = check_flag("has_aux", has_aux), check_flag("return_norms", return_norms)
@@ -79,19 +79,14 @@ def clipped_fun(
     policy: Policy = ("skip" if skips_whole_examples() else "zero") if nan_safe else "propagate"
     together = policy == "skip" and not is_single_threshold(l2_clip_norm)
     made = widened(fun, dtype, has_aux)
-    clipped = JaxPrivacyFunction(
-        left_out_together(made, has_aux, l2_clip_norm) if together else made,
-        PerExampleSettings(l2_clip_norm, nonfinite=policy, to_unit=rescale_to_unit_norm, grid=grid_scale),
-        None,
-        positions("batch_argnums", batch_argnums),
+    clipped = translated(
+        asked,
+        fun=left_out_together(made, has_aux, l2_clip_norm) if together else made,
         has_aux=has_aux or together,
-        keep_batch_dim=keep_batch_dim,
         return_norms=return_norms and not together,
-        microbatch_size=microbatch_size,
-        normalize_by=normalize_by,
-        prng_argnum=prng_argnum,
         dtype=dtype,
-        spmd_axis_name=spmd_axis_name,
+        nonfinite=policy,
+        grid=grid_scale,
     )
 
     def call(*args: object, is_padding_example: jax.typing.ArrayLike | None = None, **kwargs: object) -> Any:
@@ -176,6 +171,7 @@ def clipped_grad(
     >>> print(clipped_grad(loss, l2_clip_norm=4.5)(3.0, x))
     3.5
     """
+    asked = locals()
     has_aux, nan_safe = check_flag("has_aux", has_aux), check_flag("nan_safe", nan_safe)
     for name, flag in (("return_values", return_values), ("return_grad_norms", return_grad_norms)):
         check_flag(name, flag)
@@ -189,20 +185,8 @@ def clipped_grad(
         "nan_safe=True with a tree of thresholds searches all of them for NaN": nan_safe
         and not is_single_threshold(l2_clip_norm),
     }
-    settings: dict[str, Any] = {
-        "batch_argnums": batch_argnums,
-        "keep_batch_dim": keep_batch_dim,
-        "l2_clip_norm": l2_clip_norm,
-        "rescale_to_unit_norm": rescale_to_unit_norm,
-        "normalize_by": normalize_by,
-        "microbatch_size": microbatch_size,
-        "nan_safe": nan_safe,
-        "dtype": dtype,
-        "prng_argnum": prng_argnum,
-    }
     if is_planned(method, needs_gradients):
-        wanted = {"has_aux": has_aux, "return_values": return_values, "return_norms": return_grad_norms}
-        return planned(fun, argnums, method, **wanted, **settings)
+        return planned(asked, argnums)
     wants_outputs = has_aux or return_values or return_grad_norms
 
     def gradient(*args: object, **kwargs: object) -> Any:
@@ -213,4 +197,5 @@ def clipped_grad(
         result = pre_clipping_transform(grads)
         return (result, outputs) if wants_outputs else result
 
-    return clipped_fun(gradient, wants_outputs, spmd_axis_name=spmd_axis_name, grid_scale=grid_scale, **settings)
+    same = {name: asked[name] for name in inspect.signature(clipped_fun).parameters if name in asked}
+    return clipped_fun(**same | {"fun": gradient, "has_aux": wants_outputs})

@@ -228,15 +228,9 @@ def _sensitivity(threshold: float, most: int, elements: int) -> Sensitivity:
     """Return the sensitivity of a float64 sum of up to `most` examples, which may come in factors."""
     return sensitivity_of(
         PerExampleSettings(threshold, sum_dtype="float64"),
-        "add_or_remove_one",
-        unit="example",
-        normalize_by=1.0,
         batch_size=most,
         sum_format=FLOAT64,
-        summed_in="float64",
         partial_sums=most,
         elements=elements,
-        microbatches=1,
-        partial_sums_in=None,
         factors=FactoredGradients(_MOST, cancel=True),
     )

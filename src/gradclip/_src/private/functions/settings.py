@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import numbers
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
 
 from gradclip._src.core.formats import SUPPORTED, bare_name, format_named, is_complex_name
 from gradclip._src.core.layouts import EXAMPLE, TREE, Scope
@@ -15,7 +15,7 @@ from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.passed.arguments import check_flag
 from gradclip._src.private.batching.verbs import Function
 from gradclip._src.private.sums.batch_shapes import promise_for, whole_program
-from gradclip._src.private.sums.call_arguments import needed_positions, not_said, others_than
+from gradclip._src.private.sums.call_arguments import needed_positions, not_said, others_than, positions
 from gradclip._src.private.sums.microbatches import MOST, Memory, as_microbatch_size
 from gradclip._src.private.sums.quantities import (
     as_count,
@@ -143,6 +143,7 @@ def _elements(leaves: Iterable[Any], scope: Scope) -> int:
     return sum(scope.elements(x.shape) * (1 + is_complex_name(bare_name(x.dtype))) for x in leaves)
 
 
+F = TypeVar("F", bound="FunctionSettings")
 METHODS = ("auto", "materialize", "ghost", "loop")
 
 
@@ -299,3 +300,17 @@ class FunctionSettings:
     def _added_in(self) -> Any:
         """Return the dtype to which results are rounded and in which they are added up; None for the sum's own."""
         return None
+
+
+def made_of(kind: type[F], asked: Mapping[str, Any]) -> F:
+    """Return a function with the settings in `asked`, which are named as in `clipped_grad`. Other names are left out.
+
+    Without `argnums` it clips results. Without `batch_argnums` the batch is the first argument after the parameters.
+    """
+    own, of_examples = (
+        {f.name: asked[f.name] for f in fields(of) if f.name in asked} for of in (kind, PerExampleSettings)
+    )
+    settings, argnums, batch = PerExampleSettings(**of_examples), asked.get("argnums"), asked["batch_argnums"]
+    places = positions("batch_argnums", int(argnums is not None) if batch is None else batch)
+    own |= {"argnums": argnums, "batch_argnums": places, "assumed": batch is None}
+    return kind(settings=settings, **own)

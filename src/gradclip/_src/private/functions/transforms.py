@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from gradclip._src.private.functions.clipped import ClippedFunction
+from gradclip._src.private.functions.settings import made_of
 from gradclip._src.private.sums.call_arguments import positions
-from gradclip._src.private.sums.microbatches import as_microbatch_size
-from gradclip._src.private.sums.settings import PerExampleSettings
 from gradclip._src.words import with_advice
 from gradclip.typing import Method, Policy, RuleName, Thresholds, Unit, WideDtype
 
@@ -141,6 +140,7 @@ def clipped_grad(
     1.0 for batches padded to 4 examples that keep their places
 
     """
+    asked = locals()
     numbers = positions("argnums", argnums)
     both = sorted({*numbers} & {*positions("batch_argnums", 1 if batch_argnums is None else batch_argnums)})
     if both:
@@ -151,34 +151,7 @@ def clipped_grad(
         )
     if prng_argnum is not None and prng_argnum in numbers:
         raise ValueError(f"prng_argnum={prng_argnum} is also in argnums={argnums}, but a key has no gradient.")
-    return ClippedFunction(
-        fun,
-        PerExampleSettings(
-            max_norm,
-            per_layer=per_layer,
-            uniform=uniform,
-            nonfinite=nonfinite,
-            rule=rule,
-            gamma=gamma,
-            sum_dtype=sum_dtype,
-            grid=grid,
-            to_unit=to_unit,
-        ),
-        numbers if isinstance(argnums, Iterable) else numbers[0],
-        positions("batch_argnums", 1 if batch_argnums is None else batch_argnums),
-        has_aux=has_aux,
-        keep_batch_dim=keep_batch_dim,
-        return_values=return_values,
-        return_norms=return_norms,
-        pre_clipping_transform=pre_clipping_transform,
-        microbatch_size=as_microbatch_size(microbatch_size, sized=True),
-        pad_to=pad_to,
-        normalize_by=normalize_by,
-        prng_argnum=prng_argnum,
-        unit=unit,
-        method=method,
-        assumed=batch_argnums is None,
-    )
+    return made_of(ClippedFunction, asked | {"argnums": numbers if isinstance(argnums, Iterable) else numbers[0]})
 
 
 @with_advice
@@ -218,29 +191,4 @@ def clipped_fun(
     [0.85 1.3 ]
 
     """
-    return ClippedFunction(
-        fun,
-        PerExampleSettings(
-            max_norm,
-            per_layer=per_layer,
-            uniform=uniform,
-            nonfinite=nonfinite,
-            rule=rule,
-            gamma=gamma,
-            sum_dtype=sum_dtype,
-            grid=grid,
-            to_unit=to_unit,
-        ),
-        None,
-        positions("batch_argnums", 0 if batch_argnums is None else batch_argnums),
-        has_aux=has_aux,
-        keep_batch_dim=keep_batch_dim,
-        return_norms=return_norms,
-        microbatch_size=microbatch_size,
-        pad_to=pad_to,
-        normalize_by=normalize_by,
-        prng_argnum=prng_argnum,
-        unit=unit,
-        method=method,
-        assumed=batch_argnums is None,
-    )
+    return made_of(ClippedFunction, locals())

@@ -231,17 +231,17 @@ def clipped_sum_sensitivity(
 
 def sensitivity_of(
     settings: PerExampleSettings,
-    relation: Relation,
+    relation: Relation = "add_or_remove_one",
     *,
-    unit: Unit,
-    normalize_by: float,
-    batch_size: int | None,
     sum_format: Format,
-    summed_in: WideDtype,
-    partial_sums: int,
-    elements: int | None,
-    microbatches: int,
-    partial_sums_in: SumDtype | None,
+    unit: Unit = "example",
+    normalize_by: float = 1.0,
+    batch_size: int | None = None,
+    summed_in: WideDtype = "float64",
+    partial_sums: int = 1,
+    elements: int | None = None,
+    microbatches: int = 1,
+    partial_sums_in: SumDtype | None = None,
     factors: FactoredGradients | None = None,
 ) -> Sensitivity:
     """Return the sensitivity under these settings.
