@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import gradclip
-from gradclip._src.words import shown, typed
+from gradclip._src.words import printable, shown, typed
 
 SOURCES = Path(gradclip.__file__).parent
 
@@ -93,3 +93,18 @@ def test_who_passes_two_arrays_is_not_told_about_numbers_only():
         gradclip.global_norm(np.ones(2), np.ones(2))
     with pytest.raises(ValueError, match=r"got 0\.5\. For the Euclidean norm leave it out"):
         gradclip.global_norm(np.ones(2), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "longest", "said"),
+    [
+        ("encoder.w", None, "encoder.w"),
+        ("a\x1b[31m\nb\u202e\ud800\x00", None, r"a\x1b[31m\nb\u202e\ud800\x00"),
+        ("naïve \\ 'λ'", None, "naïve \\ 'λ'"),
+        ("x" * 81, 81, "x" * 81),
+        ("x" * 81, 80, "x" * 77 + "..."),
+        (Path("a\tb"), None, r"a\tb"),
+    ],
+)
+def test_text_of_others_is_shown_without_control_characters(text, longest, said):
+    assert printable(text, longest) == said

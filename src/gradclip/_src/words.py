@@ -30,6 +30,13 @@ def typed(value: object) -> str:
     return f"{text} of type {type(value).__name__}" if text else _described(value)
 
 
+def printable(text: object, longest: int | None = None) -> str:
+    """Return text from files, logs or errors as it can be shown: cut if it is long, and control characters escaped."""
+    words = str(text)
+    words = words if longest is None or len(words) <= longest else f"{words[: longest - 3]}..."
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in words)
+
+
 def _short_repr(value: object) -> str:
     """Return the `repr` of a value in one line; empty if it is long, or fails as for deleted arrays."""
     try:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from gradclip._src.cli.logs import fail, threshold
+from gradclip._src.words import printable
 
 if TYPE_CHECKING:
     from gradclip._src.backends.host.arrays import HostArray
@@ -242,9 +243,7 @@ class Bar:
 
 @contextmanager
 def _bar(name: str) -> Iterator[Bar]:
-    from gradclip._src.updates.files.stored import shown
-
-    bar = Bar(shown(name))
+    bar = Bar(printable(name, 80))
     try:
         yield bar
     finally:
@@ -256,13 +255,11 @@ def _told(
     files: Sequence[Path], answers: Iterable[A], asked: dict[str, float], *, as_json: bool, together: bool
 ) -> list[A]:
     """Print each answer in a line as soon as it is known, or all as JSON, and return them."""
-    from gradclip._src.updates.files.stored import shown
-
     found = []
     for label, one in zip([f"{len(files)} files"] if together else files, answers, strict=True):
         found.append(one)
         if not as_json:
-            typer.echo(shown(f"{label}: {one.in_words()}", None))
+            typer.echo(printable(f"{label}: {one.in_words()}"))
     if as_json:
         _print_json(files, [{**asked, **vars(one)} for one in found], together=together)
     return found

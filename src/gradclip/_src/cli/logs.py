@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gradclip._src.cli import INSTALL
+from gradclip._src.words import printable
 
 if TYPE_CHECKING:
     from gradclip._src.logs.replay import Replayed
@@ -108,8 +109,6 @@ def replay(
 
 def fail(message: str, code: int) -> Any:
     """Print an error in one line, and exit."""
-    from gradclip._src.monitor.records import printable
-
     typer.echo(f"error: {printable(' '.join(message.split()))}", err=True)
     raise typer.Exit(code)
 

@@ -8,13 +8,14 @@ from typing import Any
 
 from gradclip._src.logs.files import document, lines
 from gradclip._src.logs.rows import BY_GRADCLIP, Keys, Log, LogError, Row, counted, plain, rows_of
-from gradclip._src.words import listed
+from gradclip._src.words import listed, printable
 
 HISTORY = "log_history"
 _TRAINER_ENTRIES = {"loss", "grad_norm", "learning_rate", "epoch"}
 TRAINER_DEFAULT = 1.0  # max_grad_norm of TrainingArguments
 BEFORE_CLIPPING = "before clipping"
 _MOST_NAMES = 10_000
+_LONGEST = 60  # characters of a name in an error
 _CUT_OFF = "The file is cut off or damaged: what could be read of it is used."
 
 
@@ -121,15 +122,10 @@ def _by_trainer(kind: str, rows: list[Row], names: Iterable[str], notes: tuple[s
 
 def no_norm(path: Path, names: Iterable[str], key: str | None) -> LogError:
     """Return the error for a log without norms. `key` is the name of those that are no numbers."""
-    known: Sequence[str] = sorted(_shortened(name) for name in names)
+    known: Sequence[str] = sorted(printable(name, _LONGEST) for name in names)
     has = f" Its entries are {listed(known)}." if known else ""
     if key is not None:
-        return LogError(f"{path} has no numbers named {_shortened(key)}.{has}")
+        return LogError(f"{path} has no numbers named {printable(key, _LONGEST)}.{has}")
     return LogError(
         f"{path} has no norms of gradients.{has}{' If one is the norm, name it with --key.' if has else ''}"
     )
-
-
-def _shortened(name: str) -> str:
-    shown = name if name.isprintable() else repr(name)[1:-1]
-    return shown if len(shown) <= 60 else f"{shown[:57]}..."

@@ -258,10 +258,3 @@ def percentiles(norms: np.ndarray, which: Sequence[float] = (1, 10, 50, 90, 99))
     """Return percentiles of the finite norms; empty if there are none."""
     finite = norms[np.isfinite(norms)]
     return dict(zip(which, np.percentile(finite, which).tolist(), strict=True)) if finite.size else {}
-
-
-def printable(text: str) -> str:
-    """Return text for pictures and pages. Control characters, lone surrogates and the like are escaped."""
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)

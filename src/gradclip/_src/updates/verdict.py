@@ -4,10 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gradclip._src.updates.files import stored
-from gradclip._src.words import listed
+from gradclip._src.words import listed, printable
 
-_LONGEST_TEXT = 300  # characters
+_LONGEST_NAME, _LONGEST_TEXT = 80, 300  # characters
 _MOST_WEIGHTS = 3
 _FIRST_WORDS = ("the ", "it ", "its ", "several ")
 
@@ -93,7 +92,7 @@ def sentence(parts: Sequence[str]) -> str:
 
 def shown(name: str) -> str:
     """Return the name of an array for a sentence: printable, and cut if it is long. A bare array has no name."""
-    text = stored.shown(name)
+    text = printable(name, _LONGEST_NAME)
     if not text:
         return "the array"
     return text if text.startswith(("[", ".")) else f"'{text}'"
@@ -102,7 +101,7 @@ def shown(name: str) -> str:
 def in_one_line(error: BaseException) -> str:
     """Return what an error says, in one printable line without its last full stop."""
     try:
-        text = stored.shown(" ".join(str(error).split()), None).rstrip(".")
+        text = printable(" ".join(str(error).split())).rstrip(".")
     except Exception:  # an object of the update may say how it is printed
         text = ""
     return f"{text:.{_LONGEST_TEXT}}" or type(error).__name__

@@ -11,9 +11,9 @@ from gradclip._src.monitor.advice.advice import Advice, advise
 from gradclip._src.monitor.notes import about_proposal, moves, notes
 from gradclip._src.monitor.page.picture import NARROW, WIDE, headline, svgs
 from gradclip._src.monitor.page.tables import cut, number, percent, section, table, times
-from gradclip._src.monitor.records import Columns, Counts, Layers, Overview, Step, percentiles, printable
+from gradclip._src.monitor.records import Columns, Counts, Layers, Overview, Step, percentiles
 from gradclip._src.versions import version_text
-from gradclip._src.words import typed
+from gradclip._src.words import printable, typed
 
 _MOST = 8  # of each kind
 _NAMED = 3  # layers that are not finite

@@ -22,8 +22,9 @@ from gradclip._src.monitor.page.looks import (
     usual_range,
 )
 from gradclip._src.monitor.points import bins_of, columns_of, envelope, largest, span_of
-from gradclip._src.monitor.records import Columns, LayerTable, Overview, percentiles, printable
+from gradclip._src.monitor.records import Columns, LayerTable, Overview, percentiles
 from gradclip._src.monitor.trend import spikes_in
+from gradclip._src.words import printable
 
 _FAR = "#d6246e"  # in light and in dark: a norm beyond the colours
 _MOST_LAYERS = 16

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from gradclip._src.monitor.records import printable
+from gradclip._src.words import printable
 
 
 def section(heading: str, inside: str) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gradclip._src.backends.host.arrays import HostArray
+from gradclip._src.words import printable
 
 _LONGEST = 80  # characters of a name in an error
 
@@ -48,6 +49,4 @@ class StoredFile:
 
 def shown(text: object, longest: int | None = _LONGEST) -> str:
     """Return a name from a file as an error shows it: short, and with control characters escaped."""
-    words = str(text)
-    words = words if longest is None or len(words) <= longest else f"{words[: longest - 3]}..."
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in words)
+    return printable(text, longest)
