@@ -176,6 +176,7 @@ TEXTS = [
     written(ord="2"),
     written(ord=None),
     written(ord=[2]),
+    written().replace("}", ', "parts": 2}'),
 ]
 
 

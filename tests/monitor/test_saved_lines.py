@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gradclip._src.monitor.records import Layers, Step
-from gradclip._src.monitor.saved import for_json, from_lines, to_line
+from gradclip._src.monitor.saved import from_lines, to_line
 
 STEPS = [
     Step(1, 5.0, 2.0, layers=Layers(("a", "b"), np.array([3.0, math.inf], np.float32))),
@@ -38,18 +38,21 @@ def test_no_line_has_what_json_has_not():
     assert (told["norm"], told["max_norm"], told["coefficient"]) == ("nan", "inf", 0.0)
 
 
-def test_numbers_are_rounded_only_if_asked():
-    given = {"a": [1 / 3, 5e-324, -0.0, 2**53 + 1], "b": {"c": -math.inf}, "d": None, "e": True}
-    assert repr(for_json(given)) == repr(given | {"b": {"c": "-inf"}})
-    assert for_json([1 / 3, 12345.678], 3) == [0.333, 12300.0]
-
-
 def test_lines_come_back_as_they_were():
     first, second = from_lines([*map(to_line, STEPS), "\n"])
     assert first[:4] == STEPS[0][:4]
     assert (first.layers.names, first.layers.norms.tolist()) == (("a", "b"), [3.0, math.inf])
     assert math.isnan(second.norm)
     assert second[2:] == STEPS[1][2:]
+
+
+def test_a_line_that_was_saved_before_is_read():
+    line = (
+        '{"step": 2, "norm": "nan", "max_norm": "inf", "coefficient": 0.0, "skipped": true, "layers": {"nan": "-inf"}}'
+    )
+    (step,) = from_lines([line])
+    assert (step.step, math.isnan(step.norm), step.max_norm, step.skipped) == (2, True, math.inf, True)
+    assert (step.layers.names, step.layers.norms.tolist()) == (("nan",), [-math.inf])
 
 
 def test_layers_beyond_float32_come_back():
@@ -68,6 +71,8 @@ STRANGE = (
     '{"step": 2, "norm": "1", "max_norm": 1, "skipped": false}',
     '{"step": 2, "norm": 1, "max_norm": ' + "9" * 400 + ', "skipped": false}',
     '{"step": 2, "norm": 1, "max_norm": 1, "skipped": false, "layers": {"a": null}}',
+    '{"step": 2, "norm": 1, "max_norm": 1, "skipped": false, "layers": {"a": 1, "a": 2}}',
+    '{"step": 2, "norm": NaN, "max_norm": 1, "skipped": false}',
 )
 
 

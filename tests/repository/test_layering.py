@@ -7,7 +7,7 @@ import structure
 # Rooms of one line do not import each other, and none imports a room of a line below it.
 LAYERS = [
     {"advice", "native", "typing"},
-    {"flush_mode", "words"},
+    {"flush_mode", "json_text", "words"},
     {"core", "tree"},
     {"backends"},
     {"passed", "thresholds", "versions"},

@@ -1,6 +1,5 @@
 """The commands that read files of arrays. The code that does the work is imported only when a command runs."""
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from gradclip._src.cli.logs import fail, threshold
+from gradclip._src.json_text import to_json
 from gradclip._src.words import printable
 
 if TYPE_CHECKING:
@@ -261,16 +261,9 @@ def _told(
         if not as_json:
             typer.echo(printable(f"{label}: {one.in_words()}"))
     if as_json:
-        _print_json(files, [{**asked, **vars(one)} for one in found], together=together)
+        names: list[dict[str, Any]] = [{"files": [*map(str, files)]}] if together else [{"file": str(x)} for x in files]
+        typer.echo(to_json([name | asked | vars(one) for name, one in zip(names, found, strict=True)], indent=2))
     return found
-
-
-def _print_json(files: Sequence[Path], found: Sequence[dict[str, Any]], *, together: bool) -> None:
-    from gradclip._src.monitor.saved import for_json
-
-    those = [list(map(str, files))] if together else list(map(str, files))
-    documents = [{"files" if together else "file": some, **one} for some, one in zip(those, found, strict=True)]
-    typer.echo(json.dumps(for_json(documents), indent=2))
 
 
 def _exit(fine: bool) -> None:

@@ -1,6 +1,5 @@
 """The commands that read logs of training runs. The code that does the work is imported only when a command runs."""
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gradclip._src.cli import INSTALL
+from gradclip._src.json_text import to_json
 from gradclip._src.words import printable
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def advise(log: _LOG, max_norm: _MAX_NORM = None, key: _KEY = None, as_json: _JS
     if out is not None:
         _draw(lambda path: _picture_of(summary, path), out)
     if as_json:
-        _print_json(summary.plain())
+        typer.echo(to_json(summary.plain(), 9, indent=2))
         return
     for line in summary.lines():
         typer.echo(line)
@@ -100,7 +100,7 @@ def replay(
     if out is not None:
         _draw(lambda path: _picture_of_rules(summary, found, path), out)
     if as_json:
-        _print_json({"log": summary.plain(), "rules": [one.plain() for one in found]})
+        typer.echo(to_json({"log": summary.plain(), "rules": [one.plain() for one in found]}, 9, indent=2))
         return
     for line in summary.lines()[: summary.lines().index("")]:
         typer.echo(line)
@@ -148,12 +148,6 @@ def _picture_of_rules(summary: "Summary", found: "list[Replayed]", path: Path) -
     from gradclip._src.logs.picture import write
 
     write(summary.columns, found, path)
-
-
-def _print_json(document: object) -> None:
-    from gradclip._src.monitor.saved import for_json
-
-    typer.echo(json.dumps(for_json(document, 9), indent=2))
 
 
 def _print_table(found: "list[Replayed]") -> None:

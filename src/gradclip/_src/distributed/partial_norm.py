@@ -6,7 +6,6 @@ limit each client's contribution separately, clip each one with `gradclip.clip_b
 
 from __future__ import annotations
 
-import json
 import math
 import numbers
 import operator
@@ -27,6 +26,7 @@ from gradclip._src.core.pipeline import decide
 from gradclip._src.core.protocols import Backend
 from gradclip._src.core.rules import CLIP
 from gradclip._src.flush_mode import with_subnormals
+from gradclip._src.json_text import from_json, to_json
 from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.passed.choice import choice_of
 from gradclip._src.passed.leaves import counted_part, prepared
@@ -42,21 +42,6 @@ def number(name: str, value: object) -> float:
         return float(value)
     except OverflowError:
         raise ValueError(f"{name} must hold numbers in the range of float64, got a larger one.") from None
-
-
-def plain(value: float) -> float | str:
-    """Return a number as JSON can hold it: a non-finite one as text."""
-    return value if math.isfinite(value) else str(float(value))
-
-
-def from_plain(value: object) -> Any:
-    """Return the number that `plain` wrote, or anything else unchanged."""
-    return float(value) if isinstance(value, str) and value in ("nan", "inf", "-inf") else value
-
-
-def refuse_constant(name: str) -> None:
-    """Raise a ValueError for a constant that JSON lacks, such as NaN."""
-    raise ValueError(f"{name} is not valid JSON. Write it as a string.")
 
 
 _MOST_PARTS = 2**40
@@ -123,22 +108,18 @@ class PartialNorm:
         True
 
         """
-        fields = {name: list(map(plain, x)) if name == "numbers" else plain(x) for name, x in asdict(self).items()}
-        return json.dumps(fields, allow_nan=False)
+        return to_json(asdict(self))
 
     @classmethod
     @with_subnormals
     def from_json(cls, text: str | bytes) -> PartialNorm:
         """Return the partial norm that `to_json` wrote. Raises ValueError for any other text."""
         try:
-            read = json.loads(text, parse_constant=refuse_constant)
+            read = from_json(text)
             if not isinstance(read, dict) or read.keys() != {"ord", "numbers", "parts", "floor"}:
                 raise ValueError("it must be a JSON object with exactly ord, numbers, parts and floor.")
-            if not isinstance(read["numbers"], list):
-                raise ValueError("numbers must be a list.")
-            found = tuple(map(from_plain, read["numbers"]))
-            return cls(from_plain(read["ord"]), found, read["parts"], from_plain(read["floor"]))
-        except (TypeError, ValueError, RecursionError) as error:
+            return cls(**read)
+        except (TypeError, ValueError) as error:
             raise ValueError(
                 f"the text is not a partial norm written by to_json, got {shown(text)}: {error}"
             ) from error

@@ -1,9 +1,5 @@
-"""What a monitor saves and reads again: its steps as lines of JSON, one per step, or its state as lists and numbers.
+"""What a monitor saves and reads again: its steps as lines of JSON, one per step, or its state as lists and numbers."""
 
-JSON has no NaN or infinity: they are the strings "nan", "inf", "-inf".
-"""
-
-import json
 import math
 import numbers
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gradclip._src.json_text import from_json, to_json
 from gradclip._src.monitor.records import Counts, Layers, Step, nan_or, narrowed
 from gradclip._src.monitor.spike import LayerOfSpike, Spike, described
 from gradclip._src.words import shown
@@ -127,7 +124,7 @@ def to_line(step: Step) -> str:
         told["loss"] = step.loss
     if step.layers is not None:
         told["layers"] = dict(zip(step.layers.names, step.layers.norms.tolist(), strict=True))
-    return json.dumps(for_json(told))
+    return to_json(told)
 
 
 def from_lines(lines: Iterable[str]) -> Iterator[Step]:
@@ -138,24 +135,13 @@ def from_lines(lines: Iterable[str]) -> Iterator[Step]:
         if not line.strip():
             continue
         try:
-            step = _step(json.loads(line), names)
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            step = _step(from_json(line), names)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"line {number} is not a step saved by a Monitor, got {line.strip():.80}") from error
         if step.step <= before:
             raise ValueError(f"line {number} is step {step.step}, after step {before}. Steps must be in their order.")
         before = step.step
         yield step
-
-
-def for_json(value: object, digits: int = 17) -> object:
-    """Return a value with NaN and infinities as strings, and other floats rounded to some digits; 17 keep them."""
-    if isinstance(value, dict):
-        return {key: for_json(item, digits) for key, item in value.items()}
-    if isinstance(value, list):
-        return [for_json(item, digits) for item in value]
-    if isinstance(value, float):
-        return float(f"{value:.{digits}g}") if math.isfinite(value) else str(value)
-    return value
 
 
 def step_of(
@@ -203,13 +189,9 @@ def _step(told: Mapping[str, Any], known: dict[tuple[str, ...], tuple[str, ...]]
     layers = None
     if "layers" in told:
         names = tuple(told["layers"])
-        layers = layers_of(known.setdefault(names, names), [_number(norm) for norm in told["layers"].values()])
-    loss = _number(told.get("loss", math.nan))
-    return step_of(told["step"], _number(told["norm"]), _number(told["max_norm"]), told["skipped"], loss, layers=layers)
-
-
-def _number(told: object) -> object:
-    return float(told) if told in ("nan", "inf", "-inf") else told
+        layers = layers_of(known.setdefault(names, names), [*told["layers"].values()])
+    loss = told.get("loss", math.nan)
+    return step_of(told["step"], told["norm"], told["max_norm"], told["skipped"], loss, layers=layers)
 
 
 def _layers(names: Sequence[tuple[Any, ...]], row: Sequence[Any]) -> Layers | None:
