@@ -33,7 +33,7 @@ SPECIAL = {
     "tests/oracle": ["tests/oracle/test_oracle.py"],
     "tests/keras_backends": ["tests/integrations/test_keras.py"],
     "tests/parity/lucid": [],
-    "tests/sharded_jax": ["tests/distributed/test_mesh_axes.py"],
+    "tests/sharded_jax": ["tests/distributed/test_processes_mesh_axes.py"],
     "tests/site": [],
     "tests/trainers": [],
     "zensical.toml": ["tests/repository/test_pages.py", "tests/repository/test_site_pages.py"],

@@ -12,7 +12,7 @@ import left_behind
 from quick import pytest_collection_modifyitems  # noqa: F401
 
 # Those of Keras need a backend, which integrations/test_keras.py chooses, and the others need eight devices from JAX's
-# start, which distributed/test_mesh_axes.py gives them.
+# start, which distributed/test_processes_mesh_axes.py gives them.
 collect_ignore = ["keras_backends"]
 if "device_count=8" not in os.environ.get("XLA_FLAGS", ""):
     collect_ignore.append("sharded_jax")

@@ -57,46 +57,43 @@ from typing import TYPE_CHECKING, Any
 
 from gradclip._src.distributed.partial_norm import PartialNorm, partial_norm
 from gradclip._src.functional.clip import (
+    adaptive_grad_clip,
     clip_by_global_norm,
     clip_by_layer_norm,
+    clip_by_unit_norm,
     clip_by_value,
     global_norm,
     layer_norms,
 )
 from gradclip._src.functional.norm_at_most import norm_at_most
-from gradclip._src.functional.units import adaptive_grad_clip, clip_by_unit_norm
-from gradclip._src.inplace.given import clip_grad_value_
 from gradclip._src.inplace.layers import clip_grad_layer_norm_
-from gradclip._src.inplace.norm import clip_grad_norm_, grad_norm
+from gradclip._src.inplace.norm import clip_grad_norm_, clip_grad_value_, grad_norm
 from gradclip._src.inplace.units import adaptive_grad_clip_, clip_grad_unit_norm_
 from gradclip._src.native import NativeStatus, native_status
-from gradclip._src.private.batching.outputs import ExampleOutputs
+from gradclip._src.private.batching.calls import ExampleOutputs
 from gradclip._src.private.functions.clipped import ClippedFunction
 from gradclip._src.private.functions.transforms import clipped_fun, clipped_grad
 from gradclip._src.private.sums.clip import PerExampleInfo, per_example_clip
 from gradclip._src.private.sums.sensitivity import Sensitivity, clipped_sum_sensitivity
+from gradclip._src.thresholds.below_usual import SpreadThreshold, SteadyThreshold
 from gradclip._src.thresholds.history import NormHistory, SteadyHistory
 from gradclip._src.thresholds.holder import AdaptiveNorm
 from gradclip._src.thresholds.private import PrivateQuantile, PrivateQuantileState
 from gradclip._src.thresholds.quantile import QuantileThreshold
-from gradclip._src.thresholds.spread import SpreadThreshold
-from gradclip._src.thresholds.steady import SteadyThreshold
 from gradclip._src.words import advise_on_imports, no_attribute
 
 if TYPE_CHECKING:
     from gradclip._src.explained import SpikeExplanation, explain_spike
     from gradclip._src.guard.guard import guard
     from gradclip._src.monitor.monitor import Monitor
-    from gradclip._src.monitor.spike import Spike
+    from gradclip._src.monitor.records import Spike
     from gradclip._src.private.audit.canaries import audited_epsilon
-    from gradclip._src.private.audit.report import SensitivityReport
-    from gradclip._src.private.audit.self_test import check_sensitivity
+    from gradclip._src.private.audit.self_test import SensitivityReport, check_sensitivity
     from gradclip._src.private.noise.add import add_noise
     from gradclip._src.private.run.batches import PoissonBatches
     from gradclip._src.private.run.run import PrivateRun
     from gradclip._src.step.warned import ClippingError, ClippingWarning
-    from gradclip._src.thresholds.search.find import find_max_norm
-    from gradclip._src.thresholds.search.result import MaxNormSearch
+    from gradclip._src.thresholds.search.find import MaxNormSearch, find_max_norm
     from gradclip._src.updates.update import check_update
     from gradclip._src.updates.verdict import UpdateCheck
 
@@ -159,12 +156,12 @@ __all__ = [
 _WHEN_USED = {
     "ClippingError": "gradclip._src.step.warned",
     "ClippingWarning": "gradclip._src.step.warned",
-    "MaxNormSearch": "gradclip._src.thresholds.search.result",
+    "MaxNormSearch": "gradclip._src.thresholds.search.find",
     "Monitor": "gradclip._src.monitor.monitor",
     "PoissonBatches": "gradclip._src.private.run.batches",
     "PrivateRun": "gradclip._src.private.run.run",
-    "SensitivityReport": "gradclip._src.private.audit.report",
-    "Spike": "gradclip._src.monitor.spike",
+    "SensitivityReport": "gradclip._src.private.audit.self_test",
+    "Spike": "gradclip._src.monitor.records",
     "SpikeExplanation": "gradclip._src.explained",
     "UpdateCheck": "gradclip._src.updates.verdict",
     "add_noise": "gradclip._src.private.noise.add",

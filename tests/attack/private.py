@@ -15,7 +15,7 @@ import gradclip
 from attack import shapes, truth
 from frameworks import ALL, numpy_dtype
 from gradclip._src.core.formats import format_named
-from gradclip._src.private.audit.hostile import CROWDS, KINDS, Room
+from gradclip._src.private.audit.attacks import CROWDS, KINDS, Room
 
 COUNTS = (1, 2, 3, 5, 8, 17, 40)
 ROWS = [framework for framework in ALL if not framework.jit]

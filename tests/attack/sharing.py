@@ -9,7 +9,7 @@ import numpy as np
 import gradclip
 from attack import shapes, truth
 from frameworks import ALL
-from gradclip._src.inplace.given import clip_grads_with_norm_
+from gradclip._src.inplace.norm import clip_grads_with_norm_
 
 FRAMEWORKS = [f for f in ALL if f.name in ("numpy", "torch", "torch-device")]
 DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64")

@@ -125,6 +125,6 @@ def test_without_matplotlib_it_says_what_to_install(log, tmp_path, monkeypatch):
 
 
 def test_the_default_rules_are_rules():
-    from gradclip._src.logs.rules import ThresholdRule
+    from gradclip._src.logs.replay import ThresholdRule
 
     assert [ThresholdRule.parse(text).name for text in logs._DEFAULT_RULES] == ["1.0", "adaptive", "quantile", "skip"]

@@ -6,7 +6,7 @@ import torch
 
 import gradclip
 from gradclip._src.core import announced
-from gradclip._src.inplace.given import clip_grads_with_norm_
+from gradclip._src.inplace.norm import clip_grads_with_norm_
 from gradclip.integrations import torch as drop_in
 
 

@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 
 from gradclip._src.backends.registry import find
-from gradclip._src.core.decision import Clipping, from_norm
+from gradclip._src.core.decision import Clipping, Each, from_norm
 from gradclip._src.core.holders import ALONE
 from gradclip._src.core.layouts import Groups
 from gradclip._src.core.nonfinite import Nonfinite
 from gradclip._src.core.norms import Order
 from gradclip._src.core.pipeline import decide
 from gradclip._src.core.rules import CLIP, Into
-from gradclip._src.core.several import Each
 from part_by_part import at_once, part_by_part
 
 

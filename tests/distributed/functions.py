@@ -66,7 +66,7 @@ def torch_signatures():
 
 
 def other_functions_work_on_each_part():
-    from gradclip._src.inplace.given import clip_grads_with_norm_
+    from gradclip._src.inplace.norm import clip_grads_with_norm_
 
     full = numbers(8, seed=1)
     for laid in ([Shard(0)], [Replicate()], [Partial()]):

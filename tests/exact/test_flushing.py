@@ -13,7 +13,7 @@ import torch
 
 import gradclip
 from frameworks import ALL, by_name, numpy_dtype
-from gradclip._src.inplace.given import clip_grads_with_norm_
+from gradclip._src.inplace.norm import clip_grads_with_norm_
 from rational import at_most
 from subnormals import flushing
 

@@ -8,10 +8,10 @@ import torch
 import gradclip
 from gradclip._src import look
 from gradclip._src.core.decision import Clipping
-from gradclip._src.core.each_norm import EachNorm, Names
 from gradclip._src.core.holders import ALONE
 from gradclip._src.core.nonfinite import PROPAGATE
 from gradclip._src.core.norms import Order
+from gradclip._src.core.pipeline import EachNorm, Names
 from gradclip._src.core.rules import CLIP
 from gradclip._src.distributed.processes import ONE_PROCESS
 from gradclip._src.inplace.driver import clip_each, clip_taken

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gradclip
-from gradclip._src.inplace.given import clip_grads_with_norm_
+from gradclip._src.inplace.norm import clip_grads_with_norm_
 
 
 class Holder:

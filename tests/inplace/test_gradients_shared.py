@@ -9,7 +9,7 @@ import torch
 
 import gradclip
 from frameworks import ALL, by_name
-from gradclip._src.inplace.given import clip_grads_with_norm_
+from gradclip._src.inplace.norm import clip_grads_with_norm_
 from gradclip.integrations import torch as drop_in
 from rational import at_most
 

@@ -7,7 +7,7 @@ import torch
 
 import gradclip
 from frameworks import DTYPES
-from gradclip._src.inplace.given import clip_grads_with_norm_
+from gradclip._src.inplace.norm import clip_grads_with_norm_
 
 
 def holders(framework, *grads):

@@ -12,7 +12,7 @@ import gradclip
 from choice_calls import CALLS, EACH, TREES, WHERE, called, chosen_only, holders, values
 from gradclip._src.core.formats import bare_name
 from gradclip._src.inplace.norm import checked_choice, chosen_parameters
-from gradclip._src.passed.choice import Choice
+from gradclip._src.passed.leaves import Choice
 
 
 @pytest.mark.parametrize("call", [*CALLS, *EACH])

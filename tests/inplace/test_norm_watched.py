@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradclip
 from frameworks import ALL, WITH_FLOAT32, by_name
-from gradclip._src.core.each_norm import EachNorm
+from gradclip._src.core.pipeline import EachNorm
 
 EAGER = [framework for framework in WITH_FLOAT32 if not framework.jit]
 

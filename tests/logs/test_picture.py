@@ -3,8 +3,7 @@ import math
 import pytest
 
 from gradclip._src.logs.picture import write
-from gradclip._src.logs.replay import replay
-from gradclip._src.logs.rules import ThresholdRule
+from gradclip._src.logs.replay import ThresholdRule, replay
 from gradclip._src.monitor.records import Columns, Step
 
 

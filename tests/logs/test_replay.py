@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import gradclip
-from gradclip._src.logs.replay import replay
-from gradclip._src.logs.rules import ThresholdRule
+from gradclip._src.logs.replay import ThresholdRule, replay
 from gradclip._src.monitor.records import Columns, Step
 
 NORMS = [1.0, 2.0, 1.5, math.nan, 40.0, 0.0, 1.0, math.inf, 1.2, 90.0, 1.1]

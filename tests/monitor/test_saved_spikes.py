@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import gradclip
+from gradclip._src.monitor.records import LayerOfSpike, Spike
 from gradclip._src.monitor.saved import plain_of, spike_of
-from gradclip._src.monitor.spike import LayerOfSpike, Spike
 
 LAYERS = (LayerOfSpike("head", math.inf, math.nan, 3.0, 149), LayerOfSpike("body", 2.0, 0.5, math.nan, 151))
 SPIKE = Spike(151, math.inf, 0.5, 3.25, "batch 151", LAYERS, 1.0, True, False)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gradclip
-from gradclip._src.monitor.advice.advice import advise
+from gradclip._src.monitor.advice import advise
 from gradclip._src.monitor.pending import FetchedStep
 from gradclip._src.monitor.records import Layers, Step
 from gradclip._src.monitor.spikes import Spikes

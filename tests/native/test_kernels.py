@@ -11,7 +11,7 @@ import pytest
 import gradclip
 from gradclip._src.backends.host.arrays import HostArray
 from gradclip._src.backends.host.backend import HOST
-from gradclip._src.backends.host.scaling import clamp_
+from gradclip._src.backends.host.laid import clamp_
 from gradclip._src.core.formats import FLOAT64, format_named
 from gradclip._src.core.layouts import TREE
 from gradclip._src.core.rules import Coefficient, Factors

@@ -22,7 +22,7 @@ from changed_tests import ALWAYS, of_file, selected
         ("src/gradclip/py.typed", []),
         ("tests/core/test_rules.py", ["tests/core/test_rules.py"]),
         ("tests/support/subnormals.py", ["tests/exact/test_flushing.py"]),
-        ("tests/sharded_jax/layouts.py", ["tests/distributed/test_mesh_axes.py"]),
+        ("tests/sharded_jax/layouts.py", ["tests/distributed/test_processes_mesh_axes.py"]),
         ("tests/oracle/trees.py", ["tests/oracle/test_oracle.py"]),
         ("README.md", ["tests/test_readme.py"]),
         ("zensical.toml", ["tests/repository/test_pages.py"]),

@@ -15,7 +15,7 @@ from gradclip import AdaptiveNorm, QuantileThreshold
 from gradclip import typing as types
 from gradclip._src.core import nonfinite
 from gradclip._src.core.norms import Order
-from gradclip._src.logs.rules import RULES
+from gradclip._src.logs.replay import RULES
 from gradclip._src.private.sums import settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -163,7 +163,7 @@ def test_every_adaptive_rule_is_wherever_they_are_listed():
         "README.md": row(TEXTS["README.md"], "[AdaptiveNorm](docs/adaptive.md)"),
         "docs/adaptive.md": row(TEXTS["docs/adaptive.md"], "| | `"),
         "docs/reference/index.md": row(TEXTS["docs/reference/index.md"], "| adapt the threshold"),
-        "logs/rules.py": [one.__name__ for one in RULES.values()],
+        "logs/replay.py": [one.__name__ for one in RULES.values()],
     }
     found = without(ADAPTIVE, places)
     assert found == [], "\n".join(found)

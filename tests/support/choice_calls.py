@@ -4,7 +4,7 @@ import math
 from types import SimpleNamespace
 
 import gradclip
-from gradclip._src.inplace.given import clip_grads_with_norm_
+from gradclip._src.inplace.norm import clip_grads_with_norm_
 
 WHERE = "body.*"
 CALLS = {

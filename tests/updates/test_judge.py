@@ -8,7 +8,7 @@ import pytest
 
 from gradclip._src.core.norms import Order
 from gradclip._src.updates.judge import checked_order, judge, measure
-from gradclip._src.updates.template import Slot
+from gradclip._src.updates.verdict import Slot
 from held import Held, held
 from rational import at_most, random_leaf, random_threshold
 

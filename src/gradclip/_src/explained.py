@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradclip._src.backends.on_host import fetched, framework_of
-from gradclip._src.monitor.spike import rounded
+from gradclip._src.monitor.records import rounded
 from gradclip._src.private.functions.transforms import clipped_grad
 from gradclip._src.private.sums.call_arguments import shapes_of_batch
 from gradclip._src.tree import dotted, flatten

@@ -13,16 +13,16 @@ import numpy as np
 import optree
 
 from gradclip._src.backends import among_several
+from gradclip._src.backends.framework import OnDevice
 from gradclip._src.backends.host.laid import Settled, kind_of, laid, laid_plainly
-from gradclip._src.backends.on_device import OnDevice
 from gradclip._src.backends.registry import framework_of
 from gradclip._src.backends.sums import kernels_norm_error
 from gradclip._src.core.arrays import Arrays
 from gradclip._src.core.coefficient import KEPT, of_number
+from gradclip._src.core.decision import left_norms
 from gradclip._src.core.layouts import Rows, Several
 from gradclip._src.core.norms import Norm, Order
 from gradclip._src.core.protocols import HostBackend
-from gradclip._src.core.several import left_norms
 from gradclip._src.core.units import thresholds_of_vector
 from gradclip._src.core.values import shape_of
 from gradclip._src.flush_mode import with_subnormals

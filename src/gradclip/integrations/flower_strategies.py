@@ -23,16 +23,18 @@ The method is from Andrew et al. 2021, "Differentially Private Learning with Ada
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from inspect import signature
 from logging import INFO, WARNING
 from typing import Any
 
 import numpy as np
 
 from gradclip._src.functional.clip import global_norm
+from gradclip._src.private.sums.settings import as_number
 from gradclip.integrations import needed_for
 from gradclip.integrations.flower_replies import RefusedError, arrays_like, counted, metrics_of
-from gradclip.integrations.flower_settings import checked
 from gradclip.integrations.flower_updates import clipped_parameters
 
 with needed_for("flower"):
@@ -45,6 +47,37 @@ with needed_for("flower"):
 
 _SMALLEST, _LARGEST = 1e-300, 1e300
 Aggregated = tuple[ArrayRecord | None, MetricRecord | None]
+_NUMBERS = (
+    "noise_multiplier",
+    "clipping_norm",
+    "num_sampled_clients",
+    "initial_clipping_norm",
+    "target_clipped_quantile",
+    "clip_norm_lr",
+    "clipped_count_stddev",
+)
+
+
+def checked(made_by: Callable[..., None]) -> Callable[..., None]:
+    """Return the `__init__` of a strategy with a TypeError for a setting that is no number, a ValueError for NaN."""
+
+    @wraps(made_by)
+    def make(self: object, *args: object, **kwargs: object) -> None:
+        try:
+            given = signature(made_by).bind(self, *args, **kwargs).arguments
+        except TypeError:
+            given = {}  # the call itself says better what it lacks
+        _check_numbers(given)
+        made_by(self, *args, **kwargs)
+
+    return make
+
+
+def _check_numbers(given: Mapping[str, object]) -> None:
+    for name in _NUMBERS:
+        default = name == "clipped_count_stddev" and given.get(name) is None
+        if name in given and not default and math.isnan(as_number(name, given[name])):
+            raise ValueError(f"{name} must not be NaN.")
 
 
 class _Private:

@@ -28,11 +28,13 @@ with needed_for("jax_privacy", "jax"):
     import jax
     import jax.numpy as jnp
 
-    from gradclip.integrations.jax_privacy_grid import clip_and_round_to_grid
-    from gradclip.integrations.jax_privacy_plan import with_gradclip
-    from gradclip.integrations.jax_privacy_results import AuxiliaryOutput, BoundedSensitivityCallable
-    from gradclip.integrations.jax_privacy_sums import clipped_fun, clipped_grad
-    from gradclip.integrations.jax_privacy_values import skips_whole_examples
+    from gradclip.integrations.jax_privacy_sums import clipped_fun, clipped_grad, with_gradclip
+    from gradclip.integrations.jax_privacy_values import (
+        AuxiliaryOutput,
+        BoundedSensitivityCallable,
+        clip_and_round_to_grid,
+        skips_whole_examples,
+    )
 
 __all__ = [
     "AuxiliaryOutput",

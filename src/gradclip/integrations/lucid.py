@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from gradclip._src.core.norms import Order
-from gradclip._src.inplace import given as inplace_given
+from gradclip._src.inplace import norm as in_place
 from gradclip._src.inplace import norm as inplace
 from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.passed.parameters import checked_list
@@ -80,7 +80,7 @@ def clip_grad_value(parameters: Parameters, clip_value: float) -> None:
     Errors are those of `gradclip.clip_grad_value_`. The signature is that of lucid-dl 2.7.
     """
     arrays = _Holders(checked_list(parameters))
-    inplace_given.clip_grad_value_(arrays.holders, clip_value, integers="raise")
+    in_place.clip_grad_value_(arrays.holders, clip_value, integers="raise")
     arrays.replace_mlx()
 
 

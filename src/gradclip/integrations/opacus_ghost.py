@@ -5,7 +5,7 @@ gradients that `gradclip.clipped_grad` clips, example by example, with a plan fo
 forward pass than Opacus, and no second backward pass.
 
 Up to 256 examples are added up at a time. The noise also covers what sums of factors round
-(`private/ghost/certificate.py`): for n examples at most 6.1e-8 n max_grad_norm.
+(`private/sums/rounding.py`): for n examples at most 6.1e-8 n max_grad_norm.
 """
 
 import numbers

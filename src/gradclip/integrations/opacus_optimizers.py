@@ -22,10 +22,10 @@ from typing import Any
 
 from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.private.sums.clip import per_example_clip
-from gradclip._src.private.sums.quantities import as_number
 from gradclip._src.private.sums.sensitivity import Sensitivity, clipped_sum_sensitivity
+from gradclip._src.private.sums.settings import as_number
+from gradclip._src.thresholds.history import check_between
 from gradclip._src.thresholds.private import PrivateQuantile
-from gradclip._src.thresholds.settings import check_between
 from gradclip._src.words import listed, typed
 from gradclip.integrations import needed_for
 

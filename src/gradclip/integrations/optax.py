@@ -14,9 +14,8 @@ from fractions import Fraction
 from functools import partial
 from typing import NamedTuple
 
+from gradclip._src.functional.clip import clip_adaptively, clip_by_layer_norm, clip_by_value, global_norm
 from gradclip._src.functional.clip import clip_by_global_norm as clip_tree
-from gradclip._src.functional.clip import clip_by_layer_norm, clip_by_value, global_norm
-from gradclip._src.functional.units import clip_adaptively
 from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.passed.leaves import as_floats, without_integers
 from gradclip._src.private.sums.clip import per_example_clip

@@ -14,10 +14,9 @@ from gradclip._src.core.nonfinite import Nonfinite
 from gradclip._src.core.norms import Order
 from gradclip._src.functional.clip import clip_by_global_norm as clip_tree
 from gradclip._src.functional.clip import global_norm
-from gradclip._src.thresholds.history import AnyHistory
+from gradclip._src.thresholds.below_usual import rule_given
+from gradclip._src.thresholds.history import AnyHistory, check_between
 from gradclip._src.thresholds.quantile import QuantileThreshold
-from gradclip._src.thresholds.settings import check_between
-from gradclip._src.thresholds.spread import rule_given
 from gradclip._src.words import typed
 from gradclip.typing import AxisName, Ord, Policy
 

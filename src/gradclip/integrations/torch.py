@@ -32,7 +32,7 @@ from gradclip._src.core.nonfinite import TO_GO_ON
 from gradclip._src.core.norms import Order
 from gradclip._src.distributed.processes import telling
 from gradclip._src.functional.clip import global_norm
-from gradclip._src.inplace import given as inplace_given
+from gradclip._src.inplace import norm as in_place
 from gradclip._src.inplace import norm as inplace
 from gradclip._src.inplace.groups import several_norms
 from gradclip._src.passed.arguments import check_flag, check_threshold
@@ -122,7 +122,7 @@ def clip_grad_value_(
     >>> parameter.grad
     tensor([-1.0000,  0.5000])
     """
-    inplace_given.clip_grad_value_(parameters, clip_value, integers="raise")
+    in_place.clip_grad_value_(parameters, clip_value, integers="raise")
 
 
 @with_advice
@@ -179,7 +179,7 @@ def clip_grads_with_norm_(
     >>> parameter.grad
     tensor([0.6000, 0.8000])
     """
-    inplace_given.clip_grads_with_norm_(parameters, max_norm, total_norm, integers="raise")
+    in_place.clip_grads_with_norm_(parameters, max_norm, total_norm, integers="raise")
 
 
 def order_of(norm_type: float | str) -> Order:

@@ -6,7 +6,7 @@ import pytest
 
 from gradclip._src.backends.host.arrays import HostArray, wide_chunks
 from gradclip._src.backends.host.backend import HOST
-from gradclip._src.backends.host.scaling import scale_
+from gradclip._src.backends.host.laid import scale_
 from gradclip._src.core.coefficient import coefficient
 from gradclip._src.core.layouts import TREE
 from gradclip._src.core.norms import Order

@@ -16,7 +16,7 @@ from gradclip import (
     partial_norm,
     per_example_clip,
 )
-from gradclip._src.inplace.given import clip_grads_with_norm_
+from gradclip._src.inplace.norm import clip_grads_with_norm_
 
 SWAPPED = [np.dtype(code).newbyteorder("S") for code in ("f2", "f4", "f8", "c8", "c16")]
 POLICIES = ("propagate", "zero", "skip")

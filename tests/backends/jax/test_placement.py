@@ -21,7 +21,7 @@ from gradclip import (
     partial_norm,
     per_example_clip,
 )
-from gradclip._src.inplace.given import clip_grads_with_norm_
+from gradclip._src.inplace.norm import clip_grads_with_norm_
 from gradclip.integrations import brainstate, jax_privacy, optax
 
 FUNCTIONAL = {

@@ -9,7 +9,7 @@ import pytest
 
 import gradclip
 import gradclip._src.backends.jax.host as jax_backend
-from gradclip._src.inplace.given import clip_grads_with_norm_
+from gradclip._src.inplace.norm import clip_grads_with_norm_
 
 MIXED = {"a": jnp.array([3.0, 4.0]), "n": jnp.array([100]), "z": jnp.ones((2, 2))}
 TREE = {"a": jnp.array([3.0, 4.0]), "b": jnp.ones((2, 2), jnp.float16)}

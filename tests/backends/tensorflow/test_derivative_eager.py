@@ -7,7 +7,7 @@ import torch
 
 import gradclip
 from gradclip._src import look
-from gradclip._src.backends.tensorflow.host import HOST
+from gradclip._src.backends.tensorflow.framework import HOST
 
 pytestmark = pytest.mark.xdist_group("tensorflow")
 RNG = np.random.default_rng(0)

@@ -278,7 +278,7 @@ def test_eager_tensors_elsewhere_are_clipped_without_a_look():
     backend = Graph(visible=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gradclip._src.backends.tensorflow.framework.in_host_memory", lambda x: False)
-        patch.setattr("gradclip._src.backends.tensorflow.host.all_tensors_on_cpu", lambda x: False)
+        patch.setattr("gradclip._src.backends.tensorflow.framework.all_tensors_on_cpu", lambda x: False)
         found, norm = gradclip.clip_by_global_norm([tf.constant([3.0, 4.0])], 1.0)
     assert not backend.concrete
     np.testing.assert_allclose(found[0], [0.6, 0.8], rtol=3e-7)

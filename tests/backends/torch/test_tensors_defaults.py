@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import gradclip
-from gradclip._src.inplace.given import clip_grads_with_norm_
+from gradclip._src.inplace.norm import clip_grads_with_norm_
 from gradclip._src.passed.leaves import as_floats
 from gradclip.integrations import torch as names_of_torch
 

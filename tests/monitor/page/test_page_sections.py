@@ -6,7 +6,7 @@ from html import escape
 import numpy as np
 
 import gradclip
-from gradclip._src.monitor.advice.advice import Advice
+from gradclip._src.monitor.advice import Advice
 from gradclip._src.monitor.page.page import advised, happened, largest_layers, of_percentiles, spiked
 from gradclip._src.monitor.records import Columns, Step
 

@@ -13,7 +13,7 @@ import pytest
 
 import gradclip
 from compilations import compiled_in
-from gradclip._src.private.batching import jax_programs
+from gradclip._src.private.batching import jax as jax_batching
 from gradclip._src.private.batching.verbs import Programs
 
 ROWS = jnp.asarray(np.random.default_rng(0).normal(size=(21, 5)), jnp.float32)
@@ -49,7 +49,7 @@ def traces_in(loss, call):
 
 def uncached(clipped, monkeypatch, *args, **kwargs):
     with monkeypatch.context() as patch:
-        patch.setattr(jax_programs, "eager", lambda: False)
+        patch.setattr(jax_batching, "eager", lambda: False)
         return clipped(*args, **kwargs)
 
 

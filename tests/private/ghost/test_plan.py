@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gradclip._src.private.ghost.costs import Autograd
-from gradclip._src.private.ghost.plan import planned
+from gradclip._src.private.ghost.plan import Autograd, planned
 from gradclip._src.private.ghost.records import LeafUses, MatrixPlace, Use
 
 XLA = Autograd(addition=8.0, convolution=1.0)

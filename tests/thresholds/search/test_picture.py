@@ -4,8 +4,8 @@ import math
 import subprocess
 import sys
 
+from gradclip._src.thresholds.search.find import MaxNormSearch
 from gradclip._src.thresholds.search.picture import draw
-from gradclip._src.thresholds.search.result import MaxNormSearch
 from gradclip._src.thresholds.search.trials import Trial
 
 TABLE = (

@@ -1,11 +1,17 @@
-"""What a framework supplies besides its backend's operations. Its entry in `entries` loads it."""
+"""What a framework supplies besides its backend's operations, and what its kernels on a device do with plain arrays.
+
+Its entry in `entries` loads it.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from gradclip._src.core.nonfinite import Nonfinite
+from gradclip._src.core.norms import Order
+from gradclip._src.core.rules import Seen
 from gradclip._src.tree import Sparse, Trees
 
 if TYPE_CHECKING:
@@ -13,8 +19,47 @@ if TYPE_CHECKING:
 
     from gradclip._src.backends import Shards
     from gradclip._src.backends.host.arrays import HostArray
-    from gradclip._src.backends.on_device import OnDevice
     from gradclip._src.core.protocols import Backend, HostBackend
+
+
+class OnDevice(Protocol):
+    """Plain arrays of one device. What is not possible in this way, the methods leave as it is, and return None.
+
+    Thresholds are numbers, or what `threshold` returns.
+    """
+
+    @property
+    def leaves(self) -> Sequence[Any]:
+        """The arrays."""
+
+    def apart(self) -> bool:
+        """Say whether no two arrays share memory."""
+
+    def threshold(self, max_norm: object) -> Any:
+        """Return a scalar on this device, which has no derivative, as a threshold; None if it is none."""
+
+    def norm(self, order: Order) -> Any:
+        """Return the norm of all arrays."""
+
+    def clip_(self, max_norm: Any, order: Order, policy: Nonfinite) -> Any:
+        """Clip the arrays in place; return their norm."""
+
+    def clip_watched_(
+        self, max_norm: Any, order: Order, policy: Nonfinite, *, each: bool, skip_above: float | None
+    ) -> tuple[Any, Any, Seen | None] | None:
+        """Clip the arrays in place; return their norm, and if asked, that of each as wide numbers and what it shows."""
+
+    def clip_each_(self, max_norm: Any, order: Order, policy: Nonfinite) -> Any:
+        """Clip each array in place by its own norm; return the norms. The threshold is one for all, or a list."""
+
+    def clip_parts_(self, part_of: Sequence[int], max_norms: Sequence[float], order: Order, policy: Nonfinite) -> Any:
+        """Clip parts in place, each by its own norm; return the norm of all.
+
+        `part_of` is the number of each array's part. A part that is not finite counts for all.
+        """
+
+    def clipped(self, max_norm: Any, order: Order, policy: Nonfinite) -> tuple[list[Any], Any] | None:
+        """Return new arrays, clipped, and the norm of all."""
 
 
 class Framework(ABC):

@@ -16,8 +16,7 @@ from gradclip._src.words import printable
 if TYPE_CHECKING:
     from gradclip._src.backends.host.arrays import HostArray
     from gradclip._src.updates.files import Stored
-    from gradclip._src.updates.template import Slot
-    from gradclip._src.updates.verdict import Measurement, UpdateCheck
+    from gradclip._src.updates.verdict import Measurement, Slot, UpdateCheck
 
 _FILES = Annotated[
     list[Path],
@@ -166,7 +165,7 @@ def _check_there(*files: Path | None) -> None:
 
 def _template(like: Path) -> "list[Slot]":
     from gradclip._src.updates.files import open_file
-    from gradclip._src.updates.template import of_arrays
+    from gradclip._src.updates.verdict import of_arrays
 
     with open_file(like) as opened:
         slots = of_arrays(opened.arrays)

@@ -86,8 +86,8 @@ def replay(
 
     The norms stay as they were: a run with another threshold would have had others.
     """
+    from gradclip._src.logs.replay import ThresholdRule
     from gradclip._src.logs.replay import replay as replay_rules
-    from gradclip._src.logs.rules import ThresholdRule
 
     try:
         rules = [ThresholdRule.parse(text) for text in rule or _DEFAULT_RULES]

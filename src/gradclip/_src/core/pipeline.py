@@ -4,24 +4,99 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import call, is_
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import numpy as np
 
 from gradclip._src.core.arrays import Arrays
-from gradclip._src.core.coefficient import exceeds
-from gradclip._src.core.decision import Clipping, Decision, decided
-from gradclip._src.core.holders import Held, Measured
+from gradclip._src.core.coefficient import coefficient, exceeds, open_between
+from gradclip._src.core.decision import Clipping, Decision, Each, Following, decided, in_lines, of_lines, quickly
+from gradclip._src.core.holders import ALONE, Held, Holders, Measured, Together
 from gradclip._src.core.layouts import LAYER, TREE, Groups, Layout, Rows, Scope, Several
 from gradclip._src.core.norms import Norm, Order, settled
 from gradclip._src.core.protocols import Backend, HostBackend, is_concrete
-from gradclip._src.core.rules import OneFactor, Seen
-from gradclip._src.core.several import in_lines, of_lines, quickly
-from gradclip._src.core.together import decide_together, part_of
+from gradclip._src.core.rules import Coefficient, OneFactor, Seen
 from gradclip._src.core.values import Array
 
 if TYPE_CHECKING:
     from gradclip._src.core.holders import Holders
+
+
+def decide_together(
+    backend: Backend,
+    arrays: Arrays,
+    clipping: Clipping,
+    names: Callable[[], Sequence[str]],
+    layout: Several,
+    holders: Holders,
+    together: Together,
+) -> Decision:
+    """Decide for arrays in host memory. All holders measure again where one has to set elements to zero."""
+    order, policy = clipping.order, clipping.nonfinite
+    norm, max_norms = measured(backend, arrays, clipping.max_norm, layout, order, together)
+    if policy.zeroes and not together.finite(backend):
+        arrays = backend.without_nonfinite(arrays)
+        norm, max_norms = measured(backend, arrays, clipping.max_norm, layout, order, together)
+    if policy.raises and not together.finite(backend):
+        holders.raise_nonfinite(backend, arrays, names())
+    in_range = settled(backend, norm)
+    chosen = coefficient(backend, in_range, max_norms, clipping.target, split=True)
+    if clipping.target.keeps:
+        chosen = _kept_exactly(backend, Held(arrays, layout), order, in_range, max_norms, chosen, together)
+    finite = backend.xp.isfinite(norm.value)
+    if layout.joint and not policy.zeroes:
+        finite = np.full(np.shape(finite), bool(together.finite(backend)))
+    chosen = policy.settled(backend, finite, chosen)
+    return Decision(norm, chosen, arrays, layout)
+
+
+def measured(
+    backend: Backend, arrays: Arrays, thresholds: Each | Following, layout: Several, order: Order, together: Together
+) -> tuple[Norm, Any]:
+    """Return the norms and the threshold of each. Thresholds that follow the norms of weights are measured with them.
+
+    On a device, thresholds that do not follow norms are those of the parts.
+    """
+    if isinstance(thresholds, Each):
+        (norm,) = together.measure_parts(backend, [Held(arrays, layout)], order)
+        return norm, layout.each(thresholds.values) if backend.concrete else thresholds.values
+    beside = Held(thresholds.params, thresholds.layout or layout)
+    norm, of_weights = together.measure_parts(backend, [Held(arrays, layout), beside], order)
+    return norm, thresholds.adaptive.of_norm(backend, of_weights, thresholds.params, thresholds.given)
+
+
+def _kept_exactly(
+    backend: Backend,
+    held: Held,
+    order: Order,
+    norm: Norm,
+    max_norms: np.ndarray,
+    chosen: Coefficient,
+    together: Together,
+) -> Coefficient:
+    """Return the coefficient of norms within their error of the threshold as exact arithmetic decides them."""
+    unclear = np.asarray(open_between(norm, max_norms)) & np.isfinite(norm.value)
+    kept = together.at_most_each(backend, held, order, max_norms, unclear)
+    return replace(chosen, keep=np.where(unclear, kept, chosen.keep)) if unclear.any() else chosen
+
+
+def part_of(layout: Several, norm: Norm, number: int) -> Norm:
+    """Return the norm of a part, or the norms of its scope."""
+    value, divisor, error, floor = (
+        entries_of(layout, one, number) for one in (norm.value, norm.divisor, norm.error, norm.floor)
+    )
+    return Norm(value, divisor, error, floor)
+
+
+def entries_of(layout: Several, values: Any, number: int) -> Any:
+    """Return the entries of a part in the shape of its norms. What is one for all, or None, is returned unchanged."""
+    if not getattr(values, "ndim", 0):
+        return values
+    if isinstance(layout, Groups):
+        return values[number]
+    return values[layout.places(number)].reshape(layout.units[number].norms_shape)
 
 
 def seen(backend: Backend, norm: Norm, max_norm: float | Array, spikes_above: float) -> Seen:
@@ -221,3 +296,76 @@ def _measured(
         return holders.measure(backend, arrays, order)
     norm = holders.measure_units(backend, arrays, order, scope)
     return norm if mask is None else replace(norm, value=backend.xp.where(mask, norm.value, 0.0))
+
+
+class Names:
+    """The names of gradients, found once for calls that list the same owners of gradients in the same way.
+
+    The owners are not kept alive: a monitor may outlive the model.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[Sequence[ref[Any]], object, Sequence[str]] = (), None, ()
+
+    def of(self, owners: Sequence[Any], way: object, names: Callable[[], Sequence[str]]) -> Sequence[str]:
+        """Return the names of gradients with these owners, listed in this way."""
+        last, before, known = self._last
+        if len(owners) == len(last) and way == before and all(map(is_, owners, map(call, last))):
+            return known
+        found = names()
+        try:
+            self._last = list(map(ref, owners)), way, found
+        except TypeError:  # some owners allow no weak references
+            self._last = (), None, ()
+        return found
+
+
+class EachNorm:
+    """The names of the gradients and a vector of their norms, as the first measurement finds them, before the clip.
+
+    Both are None if nothing was measured. Norms of an order that takes long to measure are measured only if `asked`.
+    """
+
+    def __init__(self, found: Names | None = None, *, asked: bool = True) -> None:
+        self._asked = asked
+        self.names: Sequence[str] | None = None
+        self.norms: Any = None
+        self._found = Names() if found is None else found
+
+    def of(self, indices: Sequence[int], stack: Callable[[Sequence[Array]], Array]) -> "EachNorm":
+        """Return the names and norms of some of the gradients. A list of indices would wait for a device."""
+        chosen = EachNorm()
+        if self.names is not None:
+            chosen.names = [self.names[index] for index in indices]
+            chosen.norms = stack([self.norms[index] for index in indices]) if indices else self.norms[:0]
+        return chosen
+
+    def take(
+        self,
+        sums: Sequence[float],
+        order: Order,
+        owned: tuple[Sequence[Any], object],
+        names: Callable[[], Sequence[str]],
+    ) -> None:
+        """Take the sums of powers of the gradients, and who owns them, listed in which way. `names` finds names."""
+        self.take_norms(np.sqrt(sums) if order.p == 2 else np.array(sums), owned, names)
+
+    def take_norms(self, norms: Array, owned: tuple[Sequence[Any], object], names: Callable[[], Sequence[str]]) -> None:
+        """Take the norms of the gradients likewise."""
+        if self.names is None:
+            self.norms = norms
+            self.names = self._found.of(*owned, names) if owned[0] else names()
+
+    def measure(self, backend: Backend, arrays: Arrays, order: Order, names: Callable[[], Sequence[str]]) -> None:
+        """Measure arrays, all of which this process holds."""
+        if arrays and self.wants(order):
+            norm = measure_all(backend, arrays, Groups.each_alone(len(arrays)), order, ALONE)
+            self.put(norm.product(), names())
+
+    def wants(self, order: Order) -> bool:
+        """Return whether norms of this order are still to be measured."""
+        return self.names is None and (self._asked or order.p == 2)
+
+    def put(self, norms: Array, names: Sequence[str]) -> None:
+        """Take norms that others have measured."""
+        self.norms, self.names = norms, names

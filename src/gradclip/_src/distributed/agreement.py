@@ -30,7 +30,7 @@ from gradclip._src.backends.host.arrays import widened
 from gradclip._src.backends.torch.process_groups import Group
 from gradclip._src.core.arrays import Arrays
 from gradclip._src.core.norms import Norm
-from gradclip._src.distributed.attempts import raise_failed
+from gradclip._src.distributed.sent import raise_failed
 from gradclip._src.distributed.shardings import Shardings
 from gradclip._src.words import listed
 from gradclip.typing import Threshold

@@ -26,8 +26,7 @@ from gradclip._src.core.holders import Held, Together
 from gradclip._src.core.layouts import Groups, Rows, Several
 from gradclip._src.core.norms import Norm, Order
 from gradclip._src.core.protocols import Backend, is_concrete
-from gradclip._src.distributed.attempts import Attempts
-from gradclip._src.distributed.sent import filled_each, joined, length
+from gradclip._src.distributed.sent import Attempts, filled_each, joined, length
 from gradclip._src.distributed.shardings import Sharding, Shardings
 
 Vectors = dict[Sharding, list[Any]]

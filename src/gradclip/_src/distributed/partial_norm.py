@@ -28,8 +28,7 @@ from gradclip._src.core.rules import CLIP
 from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.json_text import from_json, to_json
 from gradclip._src.passed.arguments import check_threshold
-from gradclip._src.passed.choice import choice_of
-from gradclip._src.passed.leaves import counted_part, prepared
+from gradclip._src.passed.leaves import choice_of, counted_part, prepared
 from gradclip._src.words import shown, typed
 from gradclip.typing import Integers, Ord, Policy, Threshold, Tree, Where
 

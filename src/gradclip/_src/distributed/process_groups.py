@@ -46,20 +46,18 @@ from gradclip._src.backends.torch.process_groups import (
 )
 from gradclip._src.core import accumulators
 from gradclip._src.core.arrays import Arrays
-from gradclip._src.core.each_norm import EachNorm
 from gradclip._src.core.formats import FLOAT64
 from gradclip._src.core.holders import Check, Held, Holders, Together
 from gradclip._src.core.layouts import Groups
 from gradclip._src.core.nonfinite import PROPAGATE, Nonfinite, explained, nonfinite_leaves
 from gradclip._src.core.norms import Norm, Order
+from gradclip._src.core.pipeline import EachNorm
 from gradclip._src.core.protocols import Backend, is_concrete
 from gradclip._src.core.values import Array
 from gradclip._src.distributed.agreement import Asked, Replicas, asked, marks, raise_problem, replicas_explained
-from gradclip._src.distributed.attempts import Attempts
 from gradclip._src.distributed.many_norms import ManyNorms
-from gradclip._src.distributed.sent import filled, flags
-from gradclip._src.distributed.shardings import Shardings
-from gradclip._src.distributed.unsaid import check_shows_units
+from gradclip._src.distributed.sent import Attempts, filled, flags
+from gradclip._src.distributed.shardings import Shardings, check_shows_units
 from gradclip._src.passed.parameters import ParameterList
 from gradclip.typing import Threshold
 

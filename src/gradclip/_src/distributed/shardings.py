@@ -1,4 +1,4 @@
-"""Which process groups each gradient is sharded over, and in which order the norm is reduced over the groups.
+"""Which process groups each gradient is sharded over, said or not, and in which order its norm is reduced over them.
 
 Gradients sharded over the same groups share accumulators. The groups are processed one after another. For each group,
 one call reduces all accumulators that need it. Accumulators that then have the same groups left are added and continue
@@ -8,16 +8,50 @@ The shardings depend only on the layout of the parameters and on the named group
 every process makes the same calls, whether it holds all, some or no gradients.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from gradclip._src.backends.torch.distributed import layouts, layouts_with_axes, sharded_over
-from gradclip._src.backends.torch.process_groups import Group, groups
+from gradclip._src.backends.torch.distributed import fsdp1_shard, layouts, layouts_with_axes, sharded_over
+from gradclip._src.backends.torch.process_groups import Group, groups, rank
 from gradclip._src.core.arrays import Arrays
 from gradclip._src.core.protocols import Backend
-from gradclip._src.passed.groups import UNNAMED
-from gradclip._src.passed.parameters import ParameterList
+from gradclip._src.passed.parameters import UNNAMED, ParameterList
+
+
+def check_unsaid(params: ParameterList) -> None:
+    """Check for sharded or missing parameters when no argument names the processes that hold the rest.
+
+    Raises ValueError for FSDP1 shards. Warns if one of several processes passes an empty list.
+    """
+    if not params.parameters and params.tree is None and not params.unmatched:
+        warnings.warn(
+            f"this process, rank {rank()}, passes no parameters. Its norm is 0, and processes that "
+            "hold distributed tensors will wait for it. Pass the parameters even if they have no gradients, or pass "
+            "process_group=. If this process is meant to be alone, pass process_group=[].",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+    unsaid = [p for p, beside in zip(params.parameters, params.beside_each(), strict=True) if beside is UNNAMED]
+    at = fsdp1_shard(unsaid)
+    if at is not None:
+        raise ValueError(
+            "the parameters are shards of FullyShardedDataParallel (FSDP1), and no argument names the processes that "
+            "hold the other shards. Pass process_group=model.process_group, where model is the FSDP module. With "
+            "NO_SHARD every process holds everything: pass process_group=[]."
+        )
+
+
+def check_shows_units(params: ParameterList) -> None:
+    """Raise a ValueError for shards of FSDP1: they are flat, so that rows cannot be told apart."""
+    at = fsdp1_shard(params.parameters)
+    if at is not None:
+        raise ValueError(
+            f"{params.name(at)} is a flat shard of FullyShardedDataParallel (FSDP1), which does not show its units. "
+            "Use fully_shard (FSDP2), or call gradclip.clip_grad_layer_norm_ or gradclip.clip_grad_norm_."
+        )
+
 
 Sharding = tuple[Group, ...]
 """The groups over which a gradient is sharded, in the order in which its norm is reduced."""

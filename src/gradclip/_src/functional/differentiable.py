@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gradclip._src.core.arrays import Arrays
-from gradclip._src.core.decision import Clipping
+from gradclip._src.core.decision import Clipping, left_norms, together
 from gradclip._src.core.derivative import ClipRule, LayersRule
 from gradclip._src.core.holders import Holders
 from gradclip._src.core.layouts import LAYER, Groups, Layout, Scope
 from gradclip._src.core.norms import Norm
 from gradclip._src.core.pipeline import decide, measure_all
 from gradclip._src.core.protocols import Backend
-from gradclip._src.core.several import left_norms, together
 from gradclip._src.core.units import Adaptive, AdaptiveRule
 from gradclip._src.core.values import Array
 from gradclip._src.passed.leaves import names_of

@@ -16,7 +16,7 @@ import optree
 from gradclip._src.backends import any_distributed, whole_scalar
 from gradclip._src.backends.registry import find
 from gradclip._src.core.arrays import Arrays, raise_named
-from gradclip._src.core.decision import Clipping
+from gradclip._src.core.decision import Clipping, Each, Following, left_norms
 from gradclip._src.core.holders import ALONE, Holders
 from gradclip._src.core.layouts import LAYER, Groups, Rows, Scope, Several
 from gradclip._src.core.nonfinite import PROPAGATE
@@ -24,16 +24,13 @@ from gradclip._src.core.norms import Order
 from gradclip._src.core.pipeline import decide, measure_all
 from gradclip._src.core.protocols import Backend, HostBackend, is_concrete
 from gradclip._src.core.rules import CLIP, Into
-from gradclip._src.core.several import Each, Following, left_norms
 from gradclip._src.core.units import Adaptive
-from gradclip._src.distributed.mesh_axes import holders_of, over_axes
-from gradclip._src.distributed.processes import processes_of
+from gradclip._src.distributed.processes import holders_of, over_axes, processes_of
 from gradclip._src.functional.differentiable import DifferentiableClip, batches_of, shared_threshold
 from gradclip._src.inplace.gradients import Gradients
 from gradclip._src.look import NO_LIMIT, Look, known_threshold, known_thresholds, read, read_on_device
 from gradclip._src.passed.arguments import check_thresholds, of_each, scalar_array, warn_of_parameters
-from gradclip._src.passed.choice import EVERY, Choice
-from gradclip._src.passed.leaves import counted, names_of, taken
+from gradclip._src.passed.leaves import EVERY, Choice, counted, names_of, taken
 from gradclip._src.passed.parameters import ParameterList
 from gradclip._src.passed.unit_axes import adaptive_of, check_shapes, parameters_of, rows_of, scopes_of, with_parameters
 from gradclip._src.tree import FlatTree, flattened

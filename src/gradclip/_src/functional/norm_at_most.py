@@ -20,8 +20,7 @@ from gradclip._src.core.layouts import TREE
 from gradclip._src.core.norms import Order
 from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.passed.arguments import check_threshold
-from gradclip._src.passed.choice import choice_of
-from gradclip._src.passed.leaves import counted
+from gradclip._src.passed.leaves import choice_of, counted
 from gradclip.typing import Integers, Ord, Threshold, Where
 
 

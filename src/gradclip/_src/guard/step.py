@@ -11,21 +11,17 @@ from torch.optim import Optimizer
 from gradclip._src.backends.torch.tensors import without_values
 from gradclip._src.core.nonfinite import Nonfinite
 from gradclip._src.distributed.processes import ONE_PROCESS, processes_of
-from gradclip._src.guard.judge import Facts, judged
+from gradclip._src.guard.judge import FIXES, Facts, Finding, judged
 from gradclip._src.guard.settings import Handle, Settings, as_number, seems_a_handle
 from gradclip._src.guard.window import Window
-from gradclip._src.guard.words import FIXES, Finding
 from gradclip._src.inplace.norm import grad_norm
-from gradclip._src.passed.groups import have_thresholds
-from gradclip._src.passed.parameters import ParameterList, may_lack_gradients
+from gradclip._src.passed.parameters import ParameterList, have_thresholds, may_lack_gradients
 from gradclip._src.step import heard
-from gradclip._src.step.clipped_before import own_thresholds
-from gradclip._src.step.closures import Closure, with_closure
-from gradclip._src.step.elsewhere import Elsewhere
-from gradclip._src.step.heard import ClipCall
-from gradclip._src.step.optimizers import makes_state
-from gradclip._src.step.scaled_steps import infinities, unscaled
+from gradclip._src.step.heard import ClipCall, infinities, unscaled
+from gradclip._src.step.others import Elsewhere, own_thresholds
 from gradclip._src.step.warned import ClippingError, ClippingWarning, level_of_user
+from gradclip._src.step.within import makes_state
+from gradclip._src.step.wrapped import Closure, with_closure
 from gradclip._src.thresholds.holder import AdaptiveNorm
 from gradclip.typing import Parameters, Scalar
 

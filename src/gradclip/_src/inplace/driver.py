@@ -7,18 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from gradclip._src.backends.on_device import OnDevice
-from gradclip._src.core.decision import Clipping, Decision
-from gradclip._src.core.each_norm import EachNorm
+from gradclip._src.backends.framework import OnDevice
+from gradclip._src.core.decision import Clipping, Decision, Each, Following, left_norms
+from gradclip._src.core.decision import together as as_vector
 from gradclip._src.core.holders import Holders, Measured, Together
 from gradclip._src.core.layouts import Groups, Several
 from gradclip._src.core.norms import Norm, Order
-from gradclip._src.core.pipeline import decide, decide_jointly, seen
+from gradclip._src.core.pipeline import EachNorm, decide, decide_jointly, entries_of, measured, part_of, seen
 from gradclip._src.core.protocols import Backend
 from gradclip._src.core.rules import OneFactor, Seen
-from gradclip._src.core.several import Each, Following, left_norms
-from gradclip._src.core.several import together as as_vector
-from gradclip._src.core.together import entries_of, measured, part_of
 from gradclip._src.core.values import Array
 from gradclip._src.inplace.gradients import Gradients, Taken
 from gradclip._src.look import Look

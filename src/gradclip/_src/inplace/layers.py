@@ -2,23 +2,290 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from gradclip._src.core.decision import Clipping
-from gradclip._src.core.layouts import Groups
+import numpy as np
+import optree
+
+from gradclip._src import look
+from gradclip._src.core.decision import Clipping, Each
+from gradclip._src.core.layouts import Groups, Several
 from gradclip._src.core.nonfinite import Nonfinite
 from gradclip._src.core.norms import Order
+from gradclip._src.core.protocols import Backend
 from gradclip._src.core.rules import CLIP
-from gradclip._src.core.several import Each
-from gradclip._src.inplace.at_once import clip_at_once, numbers
+from gradclip._src.distributed.processes import ONE_PROCESS, Processes, processes_of, telling
 from gradclip._src.inplace.driver import clip_parts
-from gradclip._src.inplace.parts import Call, Layerwise
-from gradclip._src.passed.arguments import in_place, is_single_threshold
-from gradclip._src.passed.parameters import reusable
-from gradclip._src.tree import flatten
-from gradclip.typing import Integers, Meshes, Ord, Parameters, Policy, ProcessGroups, Thresholds, Where
+from gradclip._src.inplace.gradients import Gradients, Taken, entered, others_left
+from gradclip._src.passed.arguments import check_thresholds, in_place, is_single_threshold
+from gradclip._src.passed.leaves import choice_of, layers_of, split_by
+from gradclip._src.passed.parameters import ParameterList, as_tuple, reusable
+from gradclip._src.tree import FlatTree, flatten
+from gradclip._src.words import typed
+from gradclip.typing import Integers, Meshes, Ord, Parameters, Policy, ProcessGroups, Threshold, Thresholds, Where
+
+
+class Call(NamedTuple):
+    """A call with many norms: its name, its parameters, and the processes that hold their gradients."""
+
+    name: str
+    params: ParameterList
+    processes: Processes
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        parameters: Parameters,
+        process_group: ProcessGroups,
+        mesh: Meshes,
+        where: Where,
+        integers: Integers,
+    ) -> Call:
+        """List the parameters. Errors also reach the other processes, if any are named."""
+        if process_group is None and mesh is None:
+            parameters = reusable(parameters)
+        with telling(parameters, process_group, mesh, each=True):
+            alone = not (as_tuple(process_group) or as_tuple(mesh))
+            params = others_left(ParameterList.of(parameters), choice_of(where, integers), alone=alone)
+        return cls(name, params, processes_of(params, process_group, mesh, each=True))
+
+    @property
+    def lacking(self) -> set[int]:
+        """The ids of the parameters without a gradient on this process, which others may have."""
+        if self.processes is ONE_PROCESS:
+            return set()
+        return {id(p) for p, grad in zip(self.params.parameters, self.params.gradients, strict=True) if grad is None}
+
+    def ask(self, clipping: Clipping, /, **arguments: object) -> None:
+        """Record the arguments, which must be the same on all processes. Thresholds are lists of numbers."""
+        self.processes.ask(
+            clipping.order,
+            clipping.nonfinite,
+            more=[("function", self.name), *arguments.items(), *self.params.choice.told],
+        )
+
+    def taken(self, *scalars: object, shape: Callable[[Any], Sequence[int]] = lambda _: (0,)) -> Taken:
+        """Return the gradients, after all checks, with something in the place of those that only others may have.
+
+        `shape` returns the shape of that from the part of a parameter that this process has.
+        """
+        params = self.processes.filled(self.params, shape)
+        return entered(params, self.processes, *scalars, to_write=True, apart=True)
+
+
+@dataclass(frozen=True)
+class Layerwise:
+    """The unique layers of a call, as the indices of their gradients, and their thresholds.
+
+    `arranged` puts the norms of the layers into the caller's structure.
+    """
+
+    groups: Groups
+    thresholds: Sequence[Any]
+    arranged: Callable[[Sequence[Any]], Any]
+
+    @classmethod
+    def of(cls, params: ParameterList, max_norm: Thresholds, backend: Backend, gradients: Gradients) -> Layerwise:
+        """Make each parameter, or each part of a tree, a layer.
+
+        Raises ValueError if the thresholds do not fit, or if arrays of a tree, which cannot be replaced, share memory
+        but are in different layers.
+        """
+        if gradients.tree is not None:
+            return cls._of_tree(gradients.tree, max_norm, backend, gradients)
+        grads = gradients.params.gradients
+        max_norms: Sequence[object]
+        if is_single_threshold(max_norm) and not getattr(max_norm, "shape", ()):
+            max_norms = [max_norm] * len(grads)
+        elif isinstance(max_norm, list | tuple):
+            max_norms = max_norm
+        else:
+            raise TypeError(f"{_one_for_each(grads)}, got {typed(max_norm)}.")
+        if len(max_norms) != len(grads):
+            raise ValueError(f"{_one_for_each(grads)}, got a list of {len(max_norms)}.")
+        thresholds = check_thresholds(max_norms, backend)
+        filled = [number for number, grad in enumerate(grads) if grad is not None]
+        owners = [params.parameters[number] for number in filled]
+
+        def arranged(norms: Sequence[Any]) -> list[Any]:
+            left = gradients.params.left
+            zero = _zero(backend, gradients.grads) if left else None
+            every = [zero if id(parameter) in left else None for parameter in params.parameters]
+            for number, norm in zip(filled, norms, strict=True):
+                if id(params.parameters[number]) not in left and params.gradients[number] is not None:
+                    every[number] = norm
+            return every
+
+        own = [thresholds[number] for number in filled]
+        return cls._once(owners, Groups.each_alone(len(filled)), own, arranged, None, gradients)
+
+    @classmethod
+    def _of_tree(cls, flat: FlatTree, max_norm: Thresholds, backend: Backend, gradients: Gradients) -> Layerwise:
+        single = is_single_threshold(max_norm)
+        prefix, layers = layers_of(flat) if single else split_by(flat, max_norm)
+        thresholds = check_thresholds([max_norm] * layers.count if single else prefix.leaves, backend)
+        zero = _zero(backend, flat.leaves)
+        return cls._once(flat.leaves, layers, thresholds, prefix.arrange, zero, gradients)
+
+    @classmethod
+    def _once(
+        cls,
+        owners: Sequence[Any],
+        layers: Groups,
+        thresholds: Sequence[Any],
+        rebuild: Callable[[Sequence[Any]], Any],
+        of_nothing: Any,
+        gradients: Gradients,
+    ) -> Layerwise:
+        """Return layers, given by indices of owners, without duplicates. `of_nothing` is the norm of an empty one."""
+        groups: Sequence[Any] = layers.groups
+        firsts: Sequence[int] = range(layers.count)
+        if len(owners) > len(gradients.grads) or gradients.meeting:
+            groups = _by_gradients(owners, groups, thresholds, gradients)
+            known: dict[Any, int] = {}
+            firsts = [known.setdefault(group, number) for number, group in enumerate(groups)]
+        elif all(groups):
+            return cls(layers, thresholds, rebuild)
+        kept = [number for number, group in enumerate(groups) if group and firsts[number] == number]
+
+        def arranged(norms: Sequence[Any]) -> Any:
+            norm_of = dict(zip(kept, norms, strict=True))
+            return rebuild([norm_of.get(number, of_nothing) for number in firsts])
+
+        chosen = Groups([groups[number] for number in kept], alone=len(kept) == len(gradients.grads))
+        return cls(chosen, [thresholds[number] for number in kept], arranged)
+
+
+def _zero(backend: Backend, leaves: Sequence[Any]) -> Any:
+    """Return the norm of what does not count."""
+    with backend.precision():
+        return backend.leave_scalar(backend.zeros((), ()), "float32", leaves)
+
+
+def _by_gradients(
+    owners: Sequence[Any], layers: Sequence[Sequence[int]], thresholds: Sequence[Any], gradients: Gradients
+) -> list[tuple[int, ...]]:
+    """Return the indices of each layer's gradients. Raises ValueError if layers share some, but not a threshold."""
+    places = {id(owner): index for index, owner in enumerate(gradients.owners)}
+    groups = [tuple(sorted({places[id(owners[index])] for index in layer})) for layer in layers]
+    asked = dict(zip(groups, thresholds, strict=True))
+    differ = any(
+        asked[group] is not c and asked[group] != c for group, c in zip(groups, thresholds, strict=True) if group
+    )
+    layer_of = {index: group for group in asked for index in group}
+    if differ or len(layer_of) < sum(map(len, asked)):
+        raise ValueError(
+            "a parameter or array occurs twice, in two layers or with two thresholds, so its threshold is "
+            "ambiguous. Pass it once."
+        )
+    for meeting in () if gradients.apart else gradients.meeting:
+        if len({layer_of[index] for index in meeting}) > 1:
+            raise ValueError(
+                f"{gradients.named(meeting)} share memory, so they cannot be scaled by different numbers in place. "
+                "Pass copies, or call a function that returns new arrays, such as gradclip.clip_by_layer_norm."
+            )
+    return groups
+
+
+def _one_for_each(grads: Sequence[Any]) -> str:
+    return f"max_norm must be a number, or a list with one number for each of the {len(grads)} parameters, in order"
+
+
+Given = look.Look | look.OnDevice
+
+
+def clip_at_once(
+    parameters: Parameters,
+    settings: tuple[Ord, Policy],
+    layout_of: Callable[[Sequence[Any]], Several | None],
+    thresholds_of: Callable[[Given, Several, Order], Any],
+) -> Any:
+    """Clip gradients that no other process shares; return their norms in the caller's structure.
+
+    `settings` are the order and the policy. `layout_of` returns the layout of the gradients, `thresholds_of` one
+    threshold, or one for each norm, or None. None, with nothing changed, if one look does not settle all norms.
+    """
+    given = look.gradients(parameters)
+    if given is None or len(set(map(id, given.leaves))) < len(given.leaves):  # an empty one may be listed twice
+        return None
+    order, policy, layout = Order.parse(settings[0]), Nonfinite.named(settings[1]), layout_of(given.leaves)
+    if layout is None:
+        return None
+    if not isinstance(given, look.Look):
+        thresholds = thresholds_of(given, layout, order) if isinstance(layout, Groups) else None
+        norms = None if thresholds is None else given.clip_each_(thresholds, order, policy)
+        return None if norms is None else _arranged(parameters, norms, given)
+    thresholds = thresholds_of(given, layout, order) if given.kernels.writable else None
+    norm = None if thresholds is None else given.clip_several_(layout, thresholds, order)
+    return None if norm is None else _arranged(parameters, given.left(layout, norm), given)
+
+
+def numbers(parameters: Parameters, max_norm: Thresholds, given: Given, layout: Several, _: Order) -> Any:
+    """Return thresholds that are numbers: one for all gradients, or one for each. None if they are not known."""
+    found = _thresholds(parameters, max_norm, given)
+    if found is None or not isinstance(given, look.Look):
+        return found
+    return layout.each(found) if isinstance(found, list) else np.array([found], float)
+
+
+def following(
+    parameters: Parameters,
+    weights: object,
+    both: tuple[Threshold, Threshold],
+    given: Given,
+    layout: Several,
+    order: Order,
+) -> Any:
+    """Return thresholds that follow the norms of weights of the same shapes. None if they are not ordinary."""
+    clipping, eps = map(look.known_threshold, both)
+    if clipping is None or eps is None or isinstance(layout, Groups) or not isinstance(given, look.Look):
+        return None
+    listed = _listed(parameters)
+    beside = listed if weights is None else weights
+    if not isinstance(beside, list | tuple) or len(beside) != len(listed) or _is_tree(given):
+        return None
+    if len(listed) > len(given.leaves):
+        beside = [weight for weight, owner in zip(beside, listed, strict=True) if owner.grad is not None]
+    return given.following(beside, layout, order, (clipping, eps))
+
+
+def _listed(parameters: Any) -> Sequence[Any]:
+    """Return the parameters as a list."""
+    if isinstance(parameters, Mapping):
+        return list(parameters.values())
+    return parameters if isinstance(parameters, list | tuple) else [parameters]
+
+
+def _thresholds(parameters: Parameters, max_norm: Thresholds, given: Given) -> Any:
+    """Return one threshold for all gradients, or a list with one for each; None if they are not known."""
+    if isinstance(max_norm, list | tuple):
+        listed = _listed(parameters)
+        known = look.known_thresholds(max_norm) if len(max_norm) == len(listed) and not _is_tree(given) else None
+        if known is None or len(known) == len(given.leaves):
+            return known
+        return [limit for limit, owner in zip(known, listed, strict=True) if owner.grad is not None]
+    threshold = look.known_threshold(max_norm)
+    return threshold if threshold is not None or isinstance(given, look.Look) else given.threshold(max_norm)
+
+
+def _is_tree(given: Given) -> bool:
+    """Say whether the gradients themselves were passed, as a tree of NumPy arrays."""
+    return isinstance(given.leaves[0], np.ndarray)
+
+
+def _arranged(parameters: Parameters, norms: Sequence[Any], given: Given) -> Any:
+    """Return the norms in the structure of the parameters: None where there is no gradient."""
+    if _is_tree(given):
+        return optree.tree_unflatten(optree.tree_structure(parameters), norms)
+    listed = _listed(parameters)
+    if len(listed) == len(norms):
+        return list(norms)
+    found = iter(norms)
+    return [None if owner.grad is None else next(found) for owner in listed]
 
 
 @in_place

@@ -9,18 +9,16 @@ from typing import Any
 from gradclip._src.backends import any_distributed, norms_like, shards_like, whole_scalar
 from gradclip._src.backends.registry import find
 from gradclip._src.core.arrays import Arrays, raise_named
-from gradclip._src.core.decision import Clipping
+from gradclip._src.core.decision import Clipping, Each, Following
 from gradclip._src.core.layouts import Rows
 from gradclip._src.core.nonfinite import Nonfinite
 from gradclip._src.core.norms import Order
 from gradclip._src.core.rules import CLIP
-from gradclip._src.core.several import Each, Following
 from gradclip._src.core.units import Adaptive
 from gradclip._src.core.values import shape_of
-from gradclip._src.inplace.at_once import clip_at_once, following, numbers
 from gradclip._src.inplace.driver import clip_parts
 from gradclip._src.inplace.gradients import Taken
-from gradclip._src.inplace.parts import Call, Layerwise
+from gradclip._src.inplace.layers import Call, Layerwise, clip_at_once, following, numbers
 from gradclip._src.passed.arguments import in_place, is_single_threshold
 from gradclip._src.passed.leaves import counted
 from gradclip._src.passed.parameters import reusable

@@ -9,9 +9,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from gradclip._src.logs.replay import Replayed
-from gradclip._src.monitor.page.looks import PanelStyle, along_steps, legend, positive
+from gradclip._src.monitor.page.looks import PanelStyle, along_steps, envelope, legend, positive
 from gradclip._src.monitor.page.tables import percent
-from gradclip._src.monitor.points import envelope
 from gradclip._src.monitor.records import Columns
 
 _LINES = ("-", "--", "-.", ":")

@@ -7,8 +7,7 @@ from gradclip._src.logs.events import is_event_file, of_events
 from gradclip._src.logs.files import is_text, start_of
 from gradclip._src.logs.json_files import no_norm, of_document, of_lines
 from gradclip._src.logs.rows import Keys, Log, LogError
-from gradclip._src.logs.tables import columns_of, holds_numbers, of_table, without_names
-from gradclip._src.logs.text import holds_norm, of_text
+from gradclip._src.logs.text import columns_of, holds_norm, holds_numbers, of_table, of_text, without_names
 
 _STATE = "trainer_state.json"
 _EVENTS = "*tfevents*"

@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradclip._src.logs.rows import Log, Row, counted, in_order, numbered
-from gradclip._src.monitor.advice.advice import Advice, advise
-from gradclip._src.monitor.advice.wording import NO_LOSS, RECORD
+from gradclip._src.monitor.advice import Advice, advise
 from gradclip._src.monitor.page.tables import percent
 from gradclip._src.monitor.pending import FetchedStep
-from gradclip._src.monitor.records import Columns, Counts, Overview, Step, percentiles
-from gradclip._src.monitor.spike import Spike
+from gradclip._src.monitor.records import Columns, Counts, Overview, Spike, Step, percentiles
 from gradclip._src.monitor.spikes import Spikes
+from gradclip._src.monitor.wording import NO_LOSS, RECORD
 
 _SPIKES = 5
 _AT_THE_TOP, _NEAR, _ENOUGH = 0.1, 5e-4, 20

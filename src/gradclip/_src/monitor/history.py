@@ -8,13 +8,12 @@ from numbers import Integral
 from threading import Condition, RLock, get_ident
 from typing import Any
 
-from gradclip._src.core.each_norm import EachNorm, Names
-from gradclip._src.monitor.advice.wording import tiny
+from gradclip._src.core.pipeline import EachNorm, Names
 from gradclip._src.monitor.pending import FetchedStep, Note, Pending, resolved_each
-from gradclip._src.monitor.records import Counts, Handling, Step
+from gradclip._src.monitor.records import Counts, Handling, Spike, Step
 from gradclip._src.monitor.saved import State
-from gradclip._src.monitor.spike import Spike
 from gradclip._src.monitor.spikes import Spikes
+from gradclip._src.monitor.wording import tiny
 from gradclip._src.words import level_of_caller, shown
 
 

@@ -8,13 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradclip._src.core.each_norm import EachNorm
-from gradclip._src.monitor.advice.advice import Advice, advise
+from gradclip._src.core.pipeline import EachNorm
+from gradclip._src.monitor.advice import Advice, advise
 from gradclip._src.monitor.history import History, setting
 from gradclip._src.monitor.pending import Note, Pending, named
-from gradclip._src.monitor.records import Columns, Counts, LayerTable, Overview, Step
+from gradclip._src.monitor.records import Columns, Counts, LayerTable, Overview, Spike, Step
 from gradclip._src.monitor.saved import State, from_lines, groups_of, to_line
-from gradclip._src.monitor.spike import Spike
 from gradclip._src.monitor.spikes import Spikes
 from gradclip._src.words import shown
 from gradclip.typing import Policy

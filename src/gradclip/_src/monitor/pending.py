@@ -8,11 +8,11 @@ import numpy as np
 
 from gradclip._src.backends.on_host import fetched
 from gradclip._src.backends.registry import framework_of, known
-from gradclip._src.core.each_norm import EachNorm
 from gradclip._src.core.formats import dtype_name
 from gradclip._src.core.nonfinite import Nonfinite
+from gradclip._src.core.pipeline import EachNorm
 from gradclip._src.monitor.records import Handling, Layers, Step, nan_or, narrowed
-from gradclip._src.thresholds.settings import check_between
+from gradclip._src.thresholds.history import check_between
 from gradclip._src.tree import dotted, flatten
 from gradclip._src.words import shown, typed
 from gradclip.typing import Policy

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradclip._src.json_text import from_json, to_json
-from gradclip._src.monitor.records import Counts, Layers, Step, nan_or, narrowed
-from gradclip._src.monitor.spike import LayerOfSpike, Spike, described
+from gradclip._src.monitor.records import Counts, LayerOfSpike, Layers, Spike, Step, described, nan_or, narrowed
 from gradclip._src.words import shown
 
 _NUMBERS = ("norm", "level", "loss", "max_norm")

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gradclip._src.monitor.advice.advice import SPIKE
+from gradclip._src.monitor.advice import SPIKE
 from gradclip._src.monitor.pending import FetchedStep
-from gradclip._src.monitor.records import Layers
-from gradclip._src.monitor.spike import LayerOfSpike, Spike
+from gradclip._src.monitor.records import LayerOfSpike, Layers, Spike
 
 WINDOW = 128  # norms before
 LEAST = 5  # norms before

@@ -13,19 +13,15 @@ from gradclip._src.backends.torch.tensors import tensor_of, without_values
 from gradclip._src.core.nonfinite import PROPAGATE, SKIP, Nonfinite
 from gradclip._src.core.norms import Order
 from gradclip._src.distributed.processes import ONE_PROCESS, Processes, processes_of, telling
+from gradclip._src.inplace.groups import ParameterPart, parts_of
 from gradclip._src.inplace.norm import clip_grad_norm_, grad_norm
-from gradclip._src.inplace.thresholds import ParameterPart, parts_of
 from gradclip._src.monitor.monitor import Monitor
 from gradclip._src.passed.arguments import check_monitor, check_threshold
-from gradclip._src.passed.groups import have_thresholds
-from gradclip._src.passed.parameters import ParameterList
-from gradclip._src.step.claims import check_free
-from gradclip._src.step.clipped_before import warn_of_own_clipping
-from gradclip._src.step.clipped_parts import PartsWatched, StepPart
+from gradclip._src.passed.parameters import ParameterList, have_thresholds
 from gradclip._src.step.fold import FusedClipping
-from gradclip._src.step.handle import StepClipping, check_unclipped, groups_of
-from gradclip._src.step.optimizers import check_fused, check_listed_once, forget_scaler
-from gradclip._src.step.within import Request, checked
+from gradclip._src.step.handle import PartsWatched, StepClipping, StepPart, check_free, check_unclipped, groups_of
+from gradclip._src.step.others import warn_of_own_clipping
+from gradclip._src.step.within import Request, check_fused, check_listed_once, checked, forget_scaler
 from gradclip._src.step.wrapped import parameters_of, unwrapped
 from gradclip._src.thresholds.holder import AdaptiveNorm
 from gradclip._src.words import with_advice

@@ -19,7 +19,7 @@ from gradclip._src.core.nonfinite import Nonfinite
 from gradclip._src.core.norms import Order
 from gradclip._src.core.rules import Seen
 from gradclip._src.passed.arguments import check_monitor, check_threshold
-from gradclip._src.step.claims import check_free, claim
+from gradclip._src.step.handle import check_free, claim
 from gradclip._src.thresholds.holder import AdaptiveNorm
 from gradclip.typing import Policy, Scalar, Threshold
 

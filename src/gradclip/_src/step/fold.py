@@ -16,20 +16,20 @@ from gradclip._src.distributed.processes import processes_of, telling
 from gradclip._src.monitor.monitor import Monitor
 from gradclip._src.passed.arguments import check_monitor
 from gradclip._src.passed.parameters import ParameterList
-from gradclip._src.step.claims import check_free
-from gradclip._src.step.clipped_parts import StepPart
-from gradclip._src.step.handle import StepClipping, check_unclipped
-from gradclip._src.step.optimizers import (
+from gradclip._src.step.handle import StepClipping, StepPart, check_free, check_unclipped
+from gradclip._src.step.within import (
     OF_SCALER,
     Guard,
+    MeasuredStep,
+    Request,
     check_fused,
     check_listed_once,
+    checked,
     clear_momentum,
     forget_scaler,
     lay_out_gradients,
     without_momentum,
 )
-from gradclip._src.step.within import MeasuredStep, Request, checked
 from gradclip._src.step.wrapped import parameters_of
 from gradclip._src.thresholds.holder import AdaptiveNorm
 from gradclip._src.words import with_advice

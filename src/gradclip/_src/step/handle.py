@@ -1,31 +1,161 @@
-"""What clipping at an optimizer's steps has in common: who clips which optimizer, closures, norms, and saving."""
+"""What clipping at an optimizer's steps has in common: who clips which optimizer and follows its norms, and saving."""
 
 import copy
+import gc
 import math
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.optim import Optimizer
 
+from gradclip._src.backends.torch.tensors import without_values
+from gradclip._src.core.pipeline import EachNorm
 from gradclip._src.distributed.processes import ONE_PROCESS, processes_of, telling
 from gradclip._src.monitor.monitor import Monitor
-from gradclip._src.passed.groups import FOLLOWS, have_thresholds
-from gradclip._src.passed.parameters import ParameterList, may_lack_gradients
-from gradclip._src.step.claims import check_free, claim, take
-from gradclip._src.step.clipped_before import ClippedBefore
-from gradclip._src.step.clipped_parts import StepPart, left_of_all
-from gradclip._src.step.closures import Closure, with_closure
-from gradclip._src.step.elsewhere import Elsewhere
-from gradclip._src.step.optimizers import makes_state
-from gradclip._src.step.scaled_steps import ScaledSteps
-from gradclip._src.step.within import Request
-from gradclip._src.step.wrapped import parameters_of
+from gradclip._src.passed.parameters import FOLLOWS, ParameterList, have_thresholds, may_lack_gradients
+from gradclip._src.step.heard import ScaledSteps
+from gradclip._src.step.others import ClippedBefore, Elsewhere
+from gradclip._src.step.within import Request, makes_state
+from gradclip._src.step.wrapped import Closure, parameters_of, with_closure
 from gradclip._src.thresholds.holder import AdaptiveNorm
-from gradclip.typing import Threshold
+from gradclip.typing import Policy, Scalar, Threshold
+
+
+class Holder(Protocol):
+    """The clipping at the steps of an optimizer, or by an engine."""
+
+    def follows(self, given: object) -> bool:
+        """Return whether it clips, and records the norms in what is given."""
+
+    def own(self) -> Set[int]:
+        """Return the identities of the parameters whose gradients it clips, as far as they are known."""
+
+
+_holders: "weakref.WeakKeyDictionary[Any, weakref.ref[Any]]" = weakref.WeakKeyDictionary()
+
+
+def check_free(given: object, parameters: Set[int] = frozenset(), holder: Holder | None = None) -> None:
+    """Raise a ValueError if an `AdaptiveNorm` or a `Monitor` follows the optimizer of another holder.
+
+    An optimizer made anew for some of the same parameters may take it over.
+    """
+    if _other(given, parameters, holder) is None:
+        return
+    gc.collect()  # an optimizer and what clips it hold each other
+    if _other(given, parameters, holder) is not None:
+        raise ValueError(
+            f"this {type(given).__name__} already follows another optimizer. Pass each optimizer its own, or first "
+            "call remove() of the handle that clips the other."
+        )
+
+
+def claim(given: object, holder: Holder) -> None:
+    """Note which holder has an `AdaptiveNorm` or a `Monitor`."""
+    if isinstance(given, AdaptiveNorm | Monitor):
+        _holders[given] = weakref.ref(holder)
+
+
+def take(given: AdaptiveNorm, holder: Holder) -> None:
+    """Claim an `AdaptiveNorm` that a holder's parameter group may have got since. Raises as `check_free` does."""
+    found = _holders.get(given)
+    if found is None or found() is not holder:
+        check_free(given, holder.own(), holder)
+        claim(given, holder)
+
+
+def _other(given: object, parameters: Set[int], holder: Holder | None) -> Holder | None:
+    found = _holders[given]() if isinstance(given, AdaptiveNorm | Monitor) and given in _holders else None
+    if found is None or found is holder or not found.follows(given):
+        return None
+    return None if parameters & found.own() else found
+
+
+class StepPart(NamedTuple):
+    """Gradients that share a norm: the norm before clipping, the threshold, and above which multiple of it they skip.
+
+    The threshold is a number, or on an accelerator a scalar tensor.
+    """
+
+    norm: torch.Tensor
+    threshold: float | torch.Tensor
+    skip_above: float
+
+    @classmethod
+    def of(cls, norm: Any, max_norm: Threshold | AdaptiveNorm, threshold: Scalar) -> "StepPart":
+        """Return what a call with `max_norm` has clipped, to the threshold that it had at this call."""
+        skip_above = max_norm.skip_above if isinstance(max_norm, AdaptiveNorm) else math.inf
+        return cls(norm, threshold if isinstance(threshold, torch.Tensor) else float(threshold), skip_above)
+
+    def shown(self, *, blanks: bool) -> tuple[Any, Any]:
+        """Return whether the gradients were clipped, and whether they were skipped, as NaN and infinity if `blanks`."""
+        norm, threshold = self.norm, self.threshold
+        limit = threshold * self.skip_above if self.skip_above < math.inf else math.inf
+        on_host = norm.device.type == "cpu" and not (isinstance(threshold, torch.Tensor) or without_values(norm))
+        value: Any = norm.item() if on_host else norm
+        finite = math.isfinite(value) if on_host else torch.isfinite(value)
+        spike = (value > limit) & finite
+        clipped = (value > threshold) & (value <= limit) & finite
+        return clipped, spike | (finite == 0) if blanks else spike
+
+    def left(self, *, blanks: bool) -> torch.Tensor:
+        """Return the norm of what the optimizer got."""
+        one = self.norm.new_ones(())
+        clipped, skipped = (one * flag > 0 for flag in self.shown(blanks=blanks))
+        return torch.where(clipped, one * self.threshold, self.norm).masked_fill(skipped, 0.0)
+
+
+def left_of_all(parts: Sequence[StepPart], order: float, *, blanks: bool) -> torch.Tensor:
+    """Return the norm of what the optimizer got of all parts together."""
+    each = [part.left(blanks=blanks) for part in parts]
+    if len(each) == 1:
+        return each[0]
+    norms = torch.stack([one.to(each[0].device) for one in each])
+    largest = norms.max()
+    by = torch.where((largest > 0) & torch.isfinite(largest), largest, torch.ones_like(largest))
+    return torch.linalg.vector_norm(norms / by, order) * by
+
+
+class PartsWatched:
+    """Stands for a monitor of a call with several thresholds: it keeps the parts, and tells the monitor, if any.
+
+    `common`: groups without a threshold of their own share one, which the call records as its step.
+    """
+
+    def __init__(self, monitor: Monitor | None, *, common: bool, parts: list[StepPart] | None = None) -> None:
+        self.parts = [] if parts is None else parts
+        self._monitor, self._common = monitor, common
+
+    def of_group(self, name: str) -> "PartsWatched":
+        """Return what stands for the monitor of a group."""
+        monitor = None if self._monitor is None else self._monitor.of_group(name)
+        return PartsWatched(monitor, common=True, parts=self.parts)
+
+    def watching(self) -> EachNorm | None:
+        """Return what takes the norm of each gradient, if the monitor needs it."""
+        return None if self._monitor is None else self._monitor.watching()
+
+    def watched(self, each: EachNorm | None) -> None:
+        """Pass on the norms of the gradients."""
+        if self._monitor is not None:
+            self._monitor.watched(each)
+
+    def missed(self, each: EachNorm | None) -> None:
+        """Pass on the norms of the gradients of a call that raised."""
+        if self._monitor is not None:
+            self._monitor.missed(each)
+
+    def record(self, norm: Scalar, max_norm: Threshold | AdaptiveNorm, *, nonfinite: Policy) -> None:
+        """Take in what a call has clipped."""
+        if self._common:
+            threshold = max_norm.threshold if isinstance(max_norm, AdaptiveNorm) else max_norm
+            self.parts.append(StepPart.of(norm, max_norm, threshold))
+        if self._monitor is not None:
+            self._monitor.record(norm, max_norm, nonfinite=nonfinite)
+
 
 _CLIPPED: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
 _KEY = "gradclip"

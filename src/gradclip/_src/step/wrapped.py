@@ -1,8 +1,11 @@
-"""Find the optimizer whose step updates the parameters, where another has been wrapped around it."""
+"""Find the optimizer whose step updates the parameters, where another is wrapped around it, and its step's closure."""
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
 _INNER = ("optimizer", "base_optimizer", "_base_optimizer", "original_optimizer", "optim", "base")
@@ -87,3 +90,28 @@ def _has_hooks(optimizer: Any) -> bool:
 def parameters_of(optimizer: Any) -> set[int]:
     """Return the identities of the parameters of an optimizer."""
     return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+
+
+Closure = Callable[..., Any]
+
+
+def with_closure(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], wrap: Callable[[Closure], Closure]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Return the arguments of a step, its closure wrapped and all others as they are; None if it has no closure.
+
+    The first of `args` is the optimizer, as hooks before a step get them.
+    """
+    if callable(named := kwargs.get("closure")):
+        return args, {**kwargs, "closure": wrap(named)}
+    place = _place(type(args[0]).step)
+    if len(args) > place and callable(args[place]) and not isinstance(args[place], torch.nn.Module):
+        return (*args[:place], wrap(args[place]), *args[place + 1 :]), dict(kwargs)
+    return None
+
+
+@lru_cache(maxsize=64)
+def _place(step: Callable[..., Any]) -> int:
+    """Return at which place a step takes its closure: the first behind the optimizer, if none has that name."""
+    names = list(inspect.signature(step).parameters)
+    return names.index("closure") if "closure" in names else 1

@@ -14,11 +14,9 @@ from gradclip._src.core.formats import dtype_name
 from gradclip._src.core.nonfinite import Nonfinite
 from gradclip._src.core.norms import Order
 from gradclip._src.core.rules import Seen
-from gradclip._src.thresholds.history import AnyHistory, SteadyHistory
+from gradclip._src.thresholds.below_usual import SteadyThreshold, rule_given
+from gradclip._src.thresholds.history import AnyHistory, SteadyHistory, check_between
 from gradclip._src.thresholds.quantile import QuantileThreshold
-from gradclip._src.thresholds.settings import check_between
-from gradclip._src.thresholds.spread import rule_given
-from gradclip._src.thresholds.steady import SteadyThreshold
 from gradclip._src.words import shown, with_advice
 from gradclip.typing import Scalar, Threshold
 

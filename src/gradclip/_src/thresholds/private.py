@@ -18,7 +18,7 @@ from gradclip._src.backends.imported import exportable
 from gradclip._src.backends.registry import entry_of, framework_of
 from gradclip._src.core.formats import FLOAT32
 from gradclip._src.flush_mode import with_subnormals
-from gradclip._src.thresholds.settings import check_between, framework_like
+from gradclip._src.thresholds.history import check_between, framework_like
 from gradclip.typing import HasDtype, Scalar
 
 

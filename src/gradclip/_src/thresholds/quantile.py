@@ -21,12 +21,14 @@ from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.thresholds.history import (
     AnyHistory,
     NormHistory,
+    check_between,
+    check_window,
+    framework_like,
     namespace_of,
     norms_kept,
     of_framework,
     of_one_norm,
 )
-from gradclip._src.thresholds.settings import check_between, check_window, framework_like
 from gradclip._src.words import typed
 from gradclip.typing import HasDtype, Scalar
 

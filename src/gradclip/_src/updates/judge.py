@@ -28,8 +28,7 @@ from gradclip._src.updates import verdict
 from gradclip._src.updates.files import stored
 from gradclip._src.updates.files.stored import Stored
 from gradclip._src.updates.measured import Gauge, Reading, counts, left_out, measured
-from gradclip._src.updates.template import Template, differences
-from gradclip._src.updates.verdict import Measurement, UpdateCheck
+from gradclip._src.updates.verdict import Measurement, Template, UpdateCheck, differences
 from gradclip._src.words import listed
 from gradclip.typing import Threshold
 

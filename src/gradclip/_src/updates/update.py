@@ -24,8 +24,7 @@ from gradclip._src.updates.files import stored
 from gradclip._src.updates.files.numpy_files import member_of
 from gradclip._src.updates.files.stored import Stored
 from gradclip._src.updates.judge import checked_order, judge
-from gradclip._src.updates.template import Slot, Template, of_arrays
-from gradclip._src.updates.verdict import UpdateCheck, in_one_line, named, shown
+from gradclip._src.updates.verdict import Slot, Template, UpdateCheck, in_one_line, named, of_arrays, shown
 from gradclip._src.words import typed
 from gradclip.typing import Ord, Threshold
 

@@ -4,8 +4,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradclip._src.private.ghost.jax.products import arranged, first_of, flat, ordered, place
-from gradclip._src.private.ghost.jax.views import Factor, NotFollowedError, Piece
+from gradclip._src.private.ghost.jax.products import (
+    Factor,
+    NotFollowedError,
+    Piece,
+    arranged,
+    first_of,
+    flat,
+    ordered,
+    place,
+)
 from gradclip._src.private.ghost.records import MatrixPlace
 
 WHOLE = Piece.whole(0, (4, 6))

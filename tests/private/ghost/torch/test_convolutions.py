@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradclip
 from gradclip._src.private.ghost.records import Made
-from gradclip._src.private.ghost.torch import terms
+from gradclip._src.private.ghost.torch import run
 from gradclip._src.private.ghost.torch.taps import TorchTaps
 from tapped_torch import distance, gradients_by_loop, tapped_gradients, with_aux
 
@@ -66,7 +66,7 @@ def test_convolutions_have_a_term_for_each_position(module, shape, positions, ma
 @pytest.mark.parametrize("size", [1, 2**11, 2**21])
 @pytest.mark.parametrize(("module", "shape"), [layer[:2] for layer in LAYERS], ids=lambda x: f"{x}")
 def test_gradients_that_are_made_come_piece_by_piece(module, shape, size, monkeypatch):
-    monkeypatch.setattr(terms, "_PIECE", size)
+    monkeypatch.setattr(run, "_PIECE", size)
     torch.manual_seed(0)
     module.to(DTYPE)
     params = {name: torch.randn_like(x) for name, x in module.named_parameters()}

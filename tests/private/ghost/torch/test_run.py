@@ -5,8 +5,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from gradclip._src.private.ghost.records import Made
 from gradclip._src.private.ghost.torch.layout import layout_of
-from gradclip._src.private.ghost.torch.run import ForwardPass, Leaf, Tap, as_multiplied, unviewed
-from gradclip._src.private.ghost.torch.vmap import current_level
+from gradclip._src.private.ghost.torch.run import ForwardPass, Leaf, Tap, as_multiplied, current_level, unviewed
 
 
 def test_copies_are_made_once_and_kept_as_one_term():

@@ -21,8 +21,7 @@ from gradclip._src import native
 from gradclip._src.backends.framework import Framework
 from gradclip._src.backends.host import chunkwise, exact
 from gradclip._src.backends.host.arrays import HostArray, HostArrays, OnlyFinite, known_to_buffers, split, viewed_arrays
-from gradclip._src.backends.host.laid import forget_copies, laid, table_of
-from gradclip._src.backends.host.scaling import clamp_, indices_written, scale_, scale_known
+from gradclip._src.backends.host.laid import clamp_, forget_copies, indices_written, laid, scale_, scale_known, table_of
 from gradclip._src.backends.portable import Portable
 from gradclip._src.backends.sums import ENOUGH, examples_sum_error, filled, kernels_sum_error
 from gradclip._src.core.arrays import Arrays, checked_dtype

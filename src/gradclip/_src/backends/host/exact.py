@@ -6,10 +6,18 @@ has at most 53 bits and is exact in any order, and the remainders are cut again 
 floating-point summation", 2008). The square of a float64 is two terms: the rounded square and its rounding error
 (Dekker, "A floating-point technique for extending the available precision", 1971). Powers above 2 are first computed as
 pairs of numbers with some 100 bits. If that does not decide, they are added as integers of any size
-(`exact_powers`). Of other orders, and of complex numbers, powers are added where they are rational (`exact_roots`).
+(`exact_powers`). Of other orders, and of complex numbers, powers are added where they are rational (`roots_at_most`).
+
+Sums of powers that need roots, of complex magnitudes or of orders such as 1.5: exact where the roots are.
+Let s = (|v| / C)**2 for a number v and the threshold C: a rational number, also for complex v. The norm of order p is
+at most C if the sum of all s**(p / 2) is at most 1. An order is a float, so p / 2 = m / 2**k with integers m and k. If
+k square roots of each s, one after the other, are rational, as for v = 3 + 4j, C = 5 and p = 1, so is the sum. If not,
+the sum is irrational, because positive roots of rational numbers do not cancel. Then the norm is not C, but may be so
+close that which is larger stays open.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from itertools import chain
@@ -17,7 +25,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gradclip._src.backends.host import exact_roots
 from gradclip._src.backends.host.arrays import HostArray, HostArrays, split, viewed_arrays, wide_chunks
 from gradclip._src.backends.host.exact_powers import (
     PowerSum,
@@ -28,6 +35,45 @@ from gradclip._src.backends.host.exact_powers import (
     times_power_of_two,
 )
 from gradclip._src.core.arrays import Arrays
+
+_MOST_DISTINCT = 3000
+_MOST_BITS = 300_000  # of all different powers together; to add them takes about 0.1 s
+
+
+def roots_at_most(chunks: Iterable[np.ndarray], p: float, max_norm: float | Fraction) -> bool:
+    """Return whether the norm of order `p` of finite complex128 numbers is <= `max_norm`; False if that stays open."""
+    counts: Counter[complex] = Counter()
+    for chunk in chunks:
+        values, times = np.unique(np.abs(chunk.real) + 1j * np.abs(chunk.imag), return_counts=True)
+        counts.update(dict(zip(values.tolist(), times.tolist(), strict=True)))
+        if len(counts) > _MOST_DISTINCT:
+            return False
+    del counts[0j]
+    limit, total = Fraction(max_norm) ** 2, Fraction(0)
+    squares = {value: Fraction(value.real) ** 2 + Fraction(value.imag) ** 2 for value in counts}
+    if any(square > limit for square in squares.values()):
+        return False
+    if counts.total() <= 1:
+        return True
+    for value, squared in squares.items():
+        power = _power(squared / limit, Fraction(p) / 2, _MOST_BITS // len(squares))
+        if power is None:
+            return False
+        total += counts[value] * power
+    return total <= 1
+
+
+def _power(base: Fraction, exponent: Fraction, most_bits: int) -> Fraction | None:
+    """Return a power of a number in (0, 1]; None if it is irrational or longer than `most_bits`."""
+    roots = exponent.denominator
+    while roots > 1 and base != 1:
+        above, below = math.isqrt(base.numerator), math.isqrt(base.denominator)
+        if above**2 != base.numerator or below**2 != base.denominator:
+            return None
+        base, roots = Fraction(above, below), roots // 2
+    too_long = base != 1 and exponent.numerator * base.denominator.bit_length() > most_bits
+    return None if too_long else base**exponent.numerator
+
 
 LARGEST_POWER = 1024
 _MOST_WORK = 1_000_000  # distinct magnitudes times the order: about 0.2 s
@@ -53,7 +99,7 @@ def at_most(backend: Threaded, arrays: Arrays, p: float, max_norm: float | Fract
     the norms are too close and there are too many distinct magnitudes (any number of them is added if `patient`).
     """
     if not decidable(p, any_complex=arrays.any_complex):
-        return exact_roots.at_most(_complex_chunks(arrays), p, max_norm)
+        return roots_at_most(_complex_chunks(arrays), p, max_norm)
     if math.isinf(p):
         return _extreme_at_most(arrays, p, max_norm)
     power, limit = int(p), Fraction(max_norm) ** int(p)

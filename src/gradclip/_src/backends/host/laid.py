@@ -1,8 +1,10 @@
-"""Several norms in one call of the kernels: those of groups of arrays, or of the units of each array.
+"""Several norms in one call of the kernels, those of groups of arrays or of units, and scaling in place for any layout.
 
 To the kernels a unit is a contiguous row of its array. Arrays with another layout in memory are copied so that their
 units are rows; large arrays are not copied. Parts that the kernels cannot read are scaled one by one.
 """
+
+from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
@@ -10,17 +12,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gradclip._src.backends.host.arrays import HostArray, HostArrays, viewed_arrays
+from gradclip._src.backends.host import chunkwise
+from gradclip._src.backends.host.arrays import HostArray, HostArrays, split, viewed_arrays
 from gradclip._src.backends.sums import ENOUGH, examples_norm_error, kernels_norm_error
 from gradclip._src.core.arrays import Arrays
 from gradclip._src.core.formats import FLOAT64
-from gradclip._src.core.layouts import Groups, Rows, Several
+from gradclip._src.core.layouts import Groups, Layout, Rows, Several
 from gradclip._src.core.norms import Norm, Order, norm_dtype
 from gradclip._src.core.rules import Coefficient, Factors
 from gradclip._src.native import Described, describe_buffers
 
 if TYPE_CHECKING:
+    from gradclip._src.core.rules import Coefficient, Factors
     from gradclip._src.native._kernels import Arrays as KernelArrays
+
 
 _ALL_KEPT = 1
 _COPIED = 1 << 16  # arrays up to this many elements are copied; the copy stays in cache
@@ -50,7 +55,7 @@ def kind_of(dtypes: Iterable[str]) -> Kind:
     return Kind(arrays.any_complex, arrays.only_halves, enough, norm_dtype(arrays), one_dtype)
 
 
-def _described(numbers: np.ndarray) -> "KernelArrays":
+def _described(numbers: np.ndarray) -> KernelArrays:
     return describe_buffers([numbers]).kernels
 
 
@@ -59,7 +64,7 @@ class Laid:
 
     count: int  # of norms
 
-    def __init__(self, kernels: "KernelArrays", beyond: Sequence[int], kind: Kind, threads: int) -> None:
+    def __init__(self, kernels: KernelArrays, beyond: Sequence[int], kind: Kind, threads: int) -> None:
         # Not the arrays themselves: they keep this object.
         self.kernels, self.beyond, self.kind, self.threads = kernels, beyond, kind, threads
         # For each array that had to be copied to be rows, the view that was copied and the copy.
@@ -92,7 +97,7 @@ class Laid:
         """Return the same: one number for all norms, or one for each."""
         raise NotImplementedError
 
-    def scale(self, table: np.ndarray, to: "KernelArrays | None" = None) -> None:
+    def scale(self, table: np.ndarray, to: KernelArrays | None = None) -> None:
         """Scale the arrays in place, or write all of them to `to`, the kernels' arrays.
 
         `table` has a line that says which norms keep their elements, the two factors of wide formats, and the two of
@@ -104,14 +109,14 @@ class Laid:
         """Write the arrays, scaled, to copies of them, which are in the same memory order."""
         raise NotImplementedError
 
-    def settle(self, p: float, max_norms: np.ndarray) -> "Settled | None":
+    def settle(self, p: float, max_norms: np.ndarray) -> Settled | None:
         """Return what one look decides, for one threshold or one for each norm; None if it leaves a norm open."""
         norms, table = np.empty(self.count), np.empty((5, self.count))
         memory = _described(max_norms), _described(norms), _described(table)
         answer = self.ask(p, memory)
         return Settled(self, norms, table, answer == _ALL_KEPT) if answer else None
 
-    def ask(self, p: float, memory: "_Memory") -> int:
+    def ask(self, p: float, memory: _Memory) -> int:
         """Have the kernels settle norms, given the memory of thresholds, norms and the table."""
         raise NotImplementedError
 
@@ -146,10 +151,10 @@ class _Groups(Laid):
         errors = self.errors(order.p)
         return errors[0] if len(set(errors)) == 1 else np.array(errors)
 
-    def scale(self, table: np.ndarray, to: "KernelArrays | None" = None) -> None:
+    def scale(self, table: np.ndarray, to: KernelArrays | None = None) -> None:
         self.kernels.scale_groups(to or self.kernels, self.group_of, _described(table), self.count, self.threads)
 
-    def ask(self, p: float, memory: "_Memory") -> int:
+    def ask(self, p: float, memory: _Memory) -> int:
         of, halves, enough = self.errors(p), self.kind.only_halves, self.kind.enough
         return self.kernels.settle_groups(self.group_of, p, halves, enough, of, *memory, threads=self.threads)
 
@@ -157,7 +162,7 @@ class _Groups(Laid):
 class _Rows(Laid):
     """`chosen`: where the rows are that the kernels read."""
 
-    def __init__(self, rows: "_AsRows", layout: Rows, kind: Kind, threads: int) -> None:
+    def __init__(self, rows: _AsRows, layout: Rows, kind: Kind, threads: int) -> None:
         kernels, known, copies = rows
         beyond = sorted(set(range(layout.number)).difference(known)) if len(known) < layout.number else ()
         super().__init__(kernels, beyond, kind, threads)
@@ -177,7 +182,7 @@ class _Rows(Laid):
     def error(self, order: Order) -> Any:
         return np.array(self.errors(order.p))[self.layout.array_of]
 
-    def scale(self, table: np.ndarray, to: "KernelArrays | None" = None) -> None:
+    def scale(self, table: np.ndarray, to: KernelArrays | None = None) -> None:
         lines = np.ascontiguousarray(table[:, self.chosen])
         self.kernels.scale_rows(to or self.kernels, self.counts, _described(lines), self.threads)
         for number in self.layout.parts_of(table[0] == 0) if self.copies and to is None else ():
@@ -192,7 +197,7 @@ class _Rows(Laid):
         for number, (_, copy) in self.copies.items():
             places[number][...] = copy
 
-    def ask(self, p: float, memory: "_Memory") -> int:
+    def ask(self, p: float, memory: _Memory) -> int:
         errors, enough = self.errors(p), self.kind.enough
         return self.kernels.settle_rows(self.counts, p, enough, errors, *memory, threads=self.threads)
 
@@ -221,7 +226,7 @@ def laid(arrays: Arrays, layout: Several, threads: int) -> Laid | None:
     return found if found.kernels else None
 
 
-def laid_plainly(kernels: "KernelArrays", layout: Several, kind: Kind, threads: int) -> Laid | None:
+def laid_plainly(kernels: KernelArrays, layout: Several, kind: Kind, threads: int) -> Laid | None:
     """Return the same for arrays that the kernels read as they are; None if their units are no rows."""
     if isinstance(layout, Groups):
         return _Groups(Described(kernels, ()), layout, kind, threads)
@@ -273,7 +278,7 @@ def table_of(keep: np.ndarray, coefficient: Coefficient) -> np.ndarray:
     return table
 
 
-def _as_rows(arrays: HostArrays, layout: Rows) -> "_AsRows":
+def _as_rows(arrays: HostArrays, layout: Rows) -> _AsRows:
     """Return the arrays whose units are rows to the kernels, their indices, and those that had to be copied."""
     numbers = list(range(len(arrays)))
     if layout.outputs_first and arrays.kernels and not arrays.left_out and arrays.kernels.in_order:
@@ -298,3 +303,61 @@ def _rows(x: HostArray, own: tuple[int, ...]) -> np.ndarray:
     steps = [step if count > 1 else 0 for step, count in zip(x.data.strides, x.data.shape, strict=True)]
     others = [axis for axis in range(x.data.ndim) if axis not in own]
     return x.data.transpose(*own, *sorted(others, key=lambda axis: -steps[axis]))
+
+
+def scale_(arrays: Arrays, coefficient: Coefficient, layout: Layout, threads: int) -> None:
+    """Scale arrays by a coefficient with an entry for each norm. Elements that it keeps are not written."""
+    if isinstance(layout, Groups | Rows):
+        scale_parts(arrays, coefficient, layout, threads, scale_)
+        return
+    if not layout.whole:
+        for x in () if coefficient.keep.all() else arrays:
+            chunkwise.scale_rows(x, coefficient, layout)
+        return
+    # Gradients that are not clipped are not written: memory access is what takes time.
+    if coefficient.keep:
+        return
+    known, others = split(arrays)
+    if known:
+        scale_known(known, known, coefficient, threads)
+    for x in others:
+        chunkwise.scale_chunks(x, coefficient)
+
+
+def indices_written(arrays: Arrays, new: Arrays, coefficient: Coefficient, layout: Layout) -> Sequence[int]:
+    """Return the indices of the arrays that change: of those not kept whole, and of those with elements to set to zero.
+
+    `new` is a view of the arrays without non-finite elements, or the arrays themselves.
+    """
+    changed = _indices_scaled(coefficient, layout, len(arrays))
+    if new is arrays or len(changed) == len(arrays):
+        return changed
+    kept = set(range(len(arrays))).difference(changed)
+    return sorted([*changed, *(index for index in kept if any(chunkwise.count_nonfinite(arrays[index])))])
+
+
+def _indices_scaled(coefficient: Coefficient, layout: Layout, count: int) -> Sequence[int]:
+    if isinstance(layout, Groups | Rows):
+        return [index for number in layout.parts_of(~coefficient.keep) for index in layout.part(number).indices]
+    return () if np.all(coefficient.keep) else range(count)
+
+
+def scale_known(known: KernelArrays, to: KernelArrays, coefficient: Coefficient, threads: int) -> None:
+    """Write the kernels' arrays, scaled, to the arrays `to`."""
+    if coefficient.blank:
+        to.fill_zero(threads)
+        return
+    known.scale(to, _pair(coefficient.wide), _pair(coefficient.narrow), threads)
+
+
+def _pair(factors: Factors) -> tuple[float, float]:
+    return factors.first, 1.0 if factors.second is None else factors.second
+
+
+def clamp_(arrays: Arrays, bound: float, threads: int) -> None:
+    """Clamp arrays in place. Writes only chunks that change."""
+    known, others = split(arrays)
+    if known:
+        known.clamp(bound, threads)
+    for x in others:
+        chunkwise.clamp_chunks(x, bound)

@@ -15,13 +15,17 @@ from gradclip._src.monitor.page.looks import (
     ROUND,
     PanelStyle,
     along_steps,
+    bins_of,
+    columns_of,
+    envelope,
+    largest,
     legend,
     positive,
+    span_of,
     style,
     ticks,
     usual_range,
 )
-from gradclip._src.monitor.points import bins_of, columns_of, envelope, largest, span_of
 from gradclip._src.monitor.records import Columns, LayerTable, Overview, percentiles
 from gradclip._src.monitor.trend import spikes_in
 from gradclip._src.words import printable

@@ -17,7 +17,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from gradclip._src.private.sums.quantities import as_count, as_number
+from gradclip._src.private.sums.settings import as_count, as_number
 
 _LARGEST = 64.0
 

@@ -1,38 +1,40 @@
 """Functions of one example over a batch, for PyTorch: `torch.func.vmap` or a loop, and microbatches one after another.
 
 Each example draws its own random numbers, for dropout for example.
+
+Gradients of one example at a time with ordinary autograd, and what a single example reveals about a loss.
+Recurrent layers, checkpointing, `.item()`, in-place writes to buffers and sparse gradients work as in a training step.
+Each parameter becomes a new leaf of the graph that shares the parameter's memory. Checkpointing recomputes with the
+module's own parameters. If these are the parameters passed, it finds the same numbers.
 """
 
+import threading
 import warnings
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from typing import Any
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from gradclip._src.backends.torch.framework import visible
 from gradclip._src.backends.torch.tensors import tensor_of
-from gradclip._src.private.batching.torch_example import (
-    TensorsOf,
-    TorchGradient,
-    alone,
-    batch_norm_named,
-    example,
-    explained,
-)
 from gradclip._src.private.batching.verbs import (
     Args,
     Axes,
     Batching,
     Function,
+    NoLossError,
     Step,
     Transform,
     mapped,
     mapped_args,
     transformed,
 )
-from gradclip._src.tree import flatten
+from gradclip._src.tree import FlatTree, flatten
 
 
 class TorchBatching(Batching):
@@ -176,3 +178,233 @@ def _joined(parts: Sequence[torch.Tensor], count: int) -> torch.Tensor:
     if len(parts) == 1 and not missing:
         return parts[0]
     return torch.cat([*parts, parts[0].new_zeros((missing, *parts[0].shape[1:]))])
+
+
+class TensorsOf:
+    """Turns a tree into the list of tensors that `torch.func` can return, and back: None is no tensor, a number is."""
+
+    def __init__(self) -> None:
+        self._flat: FlatTree | None = None
+
+    def __call__(self, tree: object) -> list[torch.Tensor]:
+        """Return the leaves of a tree."""
+        self._flat = flatten(tree)
+        return list(map(tensor_of, self._flat.leaves))
+
+    def back(self, leaves: Sequence[torch.Tensor]) -> Any:
+        """Return leaves in the tree of the last call."""
+        assert self._flat is not None
+        return self._flat.rebuild(leaves)
+
+
+class TorchGradient:
+    """Turns `fun`, which returns `(value, aux)`, into a function that returns `(transform(gradient), (value, aux))`."""
+
+    def __init__(
+        self, fun: Function, argnums: int | tuple[int, ...], transform: Callable[[Any], Any] | None = None
+    ) -> None:
+        self.fun = fun
+        self.transform = transform
+        self.positions = argnums if isinstance(argnums, tuple) else (argnums,)
+        self.single = not isinstance(argnums, tuple)
+        self.traced = transformed(self._with_any_aux(argnums), transform)
+
+    def __call__(self, *args: object) -> Any:
+        """Return the gradient computed by `torch.func`."""
+        return self.traced(*args)
+
+    def _with_any_aux(self, argnums: int | tuple[int, ...]) -> Function:
+        """Return a function of the gradient by `torch.func`, which takes tensors only, and the value with its aux."""
+
+        def call(*args: object) -> Any:
+            listed = TensorsOf()
+
+            def fun(*given: object) -> tuple[Any, list[torch.Tensor]]:
+                value, aux = self.fun(*given)
+                return value, listed(aux)
+
+            gradient, (value, leaves) = torch.func.grad_and_value(fun, argnums, has_aux=True)(*args)
+            return gradient, (value, listed.back(leaves))
+
+        return call
+
+    def alone(self, *args: object) -> Any:
+        """Return the gradient computed by autograd, with zeros for parameters that the value does not depend on."""
+        flats, grads, kept = self._by_autograd(args)
+        dense = [
+            # Sparse gradients of different examples cannot be stacked.
+            torch.zeros_like(x) if grad is None else grad.to_dense() if grad.is_sparse else grad
+            for x, grad in zip((x for flat in flats for x in flat.leaves), grads, strict=True)
+        ]
+        trees, rest = [], iter(dense)
+        for flat in flats:
+            trees.append(flat.rebuild([next(rest) for _ in flat.leaves]))
+        gradient = trees[0] if self.single else tuple(trees)
+        return gradient if self.transform is None else mapped(_detached, self.transform(gradient)), kept
+
+    def unused(self, args: Args) -> list[str]:
+        """Return the paths of the parameters that the value does not depend on, each with its argument."""
+        flats, grads, _ = self._by_autograd(args)
+        paths = [f"argument {i}{path}" for i, flat in zip(self.positions, flats, strict=True) for path in flat.paths()]
+        return [path for path, grad in zip(paths, grads, strict=True) if grad is None]
+
+    def count(self, args: Args) -> int:
+        """Return the number of parameters."""
+        return sum(len(flatten(args[i]).leaves) for i in self.positions)
+
+    def _by_autograd(self, args: Args) -> tuple[list[FlatTree], Sequence[torch.Tensor | None], Any]:
+        # Autograd records nothing in inference mode, not even if gradients are enabled.
+        with torch.inference_mode(False), torch.enable_grad(), _same_parameters() as backward_begins:
+            given = [mapped(_recordable, arg) for arg in args]
+            flats = [flatten(given[i]) for i in self.positions]
+            # New leaves that share the parameters' memory, so that the graph of one example ends here.
+            leaves = [[x.detach().requires_grad_() for x in flat.leaves] for flat in flats]
+            for i, flat, own in zip(self.positions, flats, leaves, strict=True):
+                given[i] = flat.rebuild(own)
+            value, aux = self.fun(*given)
+            backward_begins(value)
+            grads = _gradients(value, [x for own in leaves for x in own])
+        return flats, grads, mapped(_detached, (value, aux))
+
+
+def _recordable(x: Any) -> Any:
+    """Return a leaf of an argument; a tensor made in inference mode is copied, because autograd refuses it."""
+    return x.clone() if isinstance(x, torch.Tensor) and x.is_inference() else x
+
+
+def _gradients(value: torch.Tensor, leaves: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
+    """Return the gradients of a loss, with None for leaves that it does not depend on."""
+    if not isinstance(value, torch.Tensor):
+        raise NoLossError(
+            f"a {type(value).__name__}, which has no gradient. Return the tensor, without .item(), float() or .numpy()."
+        )
+    # Autograd raises an error for a value without a graph, that is, one that depends on no parameter.
+    return torch.autograd.grad(value, leaves, allow_unused=True) if value.requires_grad else [None] * len(leaves)
+
+
+@contextmanager
+def _same_parameters() -> Iterator[Callable[[Any], None]]:
+    """Raise a RuntimeError if a module is recomputed during the backward pass with other parameters than before.
+
+    Checkpointing does this after `functional_call` has restored the module's own parameters. The gradients would then
+    belong to neither set of parameters. Yields a function to call with the loss before its backward pass.
+    """
+    used: dict[torch.nn.Module, list[int]] = {}
+    thread = threading.get_ident()
+    backward: int | None = None
+
+    def look(module: torch.nn.Module, inputs: tuple[object, ...]) -> None:
+        # Hooks are global: another thread may be running another model. A device's backward pass has its own thread,
+        # so modules that are recomputed are told apart by the backward pass.
+        ours = threading.get_ident() == thread if backward is None else _backward_pass() == backward
+        if not ours:
+            return
+        # Compare addresses: `detach` makes new tensors that share memory, and those count as the same parameters.
+        memory = [x.data_ptr() for x in module._parameters.values() if type(x) in (torch.Tensor, torch.nn.Parameter)]
+        if backward is not None and used.get(module, memory) != memory:
+            raise RuntimeError(
+                f"checkpointing computes {type(module).__name__} again with the module's own parameters, which are not "
+                "the parameters passed. Pass dict(model.named_parameters()), or load yours into the model first."
+            )
+        used[module] = memory
+
+    def begin(value: Any) -> None:
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            value.register_hook(note)
+
+    def note(gradient: torch.Tensor) -> None:
+        nonlocal backward
+        backward = _backward_pass()
+
+    handle = register_module_forward_pre_hook(look)
+    try:
+        yield begin
+    finally:
+        handle.remove()
+
+
+def _backward_pass() -> int:
+    """Return the number of the backward pass that this thread works on, -1 for none."""
+    return torch._C._current_graph_task_id()
+
+
+def alone(fun: Function, *args: object) -> Any:
+    """Return a function's result for one example, outside of `vmap`."""
+    return fun.alone(*args) if isinstance(fun, TorchGradient) else mapped(_detached, fun(*args))
+
+
+def example(args: Args, axes: Axes, index: int) -> list[Any]:
+    """Return the arguments with a copy of one row of each argument that carries the batch."""
+    return [
+        arg if axis is None else mapped(lambda x: _copied(tensor_of(x)[index]), arg)
+        for arg, axis in zip(args, axes, strict=True)
+    ]
+
+
+def _copied(row: torch.Tensor) -> torch.Tensor:
+    # BLAS picks its order of additions by strides and alignment. Those of a view depend on its place in the batch.
+    return row.clone(memory_format=torch.contiguous_format) if row.layout is torch.strided else row.clone()
+
+
+def _detached(x: object) -> torch.Tensor:
+    return tensor_of(x).detach()
+
+
+def explained(error: Exception, fun: Function, args: Args, axes: Axes) -> Exception:
+    """Return a helpful error if `vmap` fails on a function that works for one example, else the error itself."""
+    try:
+        one = example(args, axes, 0)
+        # The trial must not change the caller's random numbers.
+        with torch.random.fork_rng(devices=[]):
+            depends = not isinstance(fun, TorchGradient) or len(fun.unused(one)) < fun.count(one)
+            tried = depends and (not isinstance(fun, TorchGradient) or fun.transform is not None)
+            if tried and alone(fun, *one) is None:
+                return error
+    except NoLossError as wrong:
+        return wrong
+    except Exception:
+        return error
+    failed = f"torch.func.vmap cannot run this function on a batch ({str(error).strip().partition(chr(10))[0][:200]})."
+    if not depends:
+        return RuntimeError(
+            f"{failed} For one example it runs, but its loss depends on no parameter: return the loss without .item(), "
+            ".detach() or torch.tensor(...), and compute it with the parameters that are passed, by "
+            "torch.func.functional_call(model, parameters, (x,))."
+        )
+    return RuntimeError(
+        f"{failed} For one example it works: pass "
+        'method="loop" to process one example at a time. .item(), branches on values, in-place writes to buffers, and '
+        'sparse gradients need it. Recurrent layers and checkpointing also work with method="auto" or "ghost", unless '
+        "a setting needs gradients."
+    )
+
+
+@contextmanager
+def batch_norm_named() -> Iterator[None]:
+    """Raise a RuntimeError if BatchNorm is about to update its statistics. Warn if it sees a single example."""
+    thread = threading.get_ident()
+
+    def look(module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+        # Hooks are global: another thread may be running another model.
+        if not isinstance(module, _BatchNorm) or threading.get_ident() != thread:
+            return
+        name = type(module).__name__
+        if module.training and module.running_mean is not None:
+            raise RuntimeError(
+                f"{name} in training mode mixes the examples of a batch, so no example has its own gradient. It also "
+                "stores statistics of the examples without noise. Replace it with torch.nn.GroupNorm, or call .eval() "
+                "on it to use its stored statistics."
+            )
+        if module.running_mean is None and inputs and inputs[0].shape[0] == 1:
+            warnings.warn(
+                f"{name} with track_running_stats=False normalises each example alone here. That is a different "
+                "network from one trained on batches. Use torch.nn.GroupNorm to make this explicit.",
+                UserWarning,
+                stacklevel=2,
+            )
+
+    handle = register_module_forward_pre_hook(look)
+    try:
+        yield
+    finally:
+        handle.remove()

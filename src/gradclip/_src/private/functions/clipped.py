@@ -12,14 +12,12 @@ from gradclip._src.core.values import Array
 from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.passed.arguments import check_mask
 from gradclip._src.passed.leaves import counted
+from gradclip._src.private.batching.calls import Clipped, ExampleOutputs, PreparedCall, check_loss, value_and_aux
 from gradclip._src.private.batching.choose import batching_of
-from gradclip._src.private.batching.outputs import ExampleOutputs, check_loss, value_and_aux
-from gradclip._src.private.batching.prepared import Clipped, PreparedCall
 from gradclip._src.private.batching.verbs import Axes, Batching, Function, Programs, Step, mapped
 from gradclip._src.private.functions.settings import FunctionSettings
 from gradclip._src.private.ghost.plan import Plan, made_everywhere
 from gradclip._src.private.ghost.step import Clip, in_factors, parameters_of, planned_for, why_none
-from gradclip._src.private.sums.batch_shapes import whole_program
 from gradclip._src.private.sums.call_arguments import (
     batch_size,
     check_assumption,
@@ -30,7 +28,7 @@ from gradclip._src.private.sums.call_arguments import (
     opened,
 )
 from gradclip._src.private.sums.clip import clip_examples
-from gradclip._src.private.sums.microbatches import Memory, examples_in
+from gradclip._src.private.sums.microbatches import Memory, examples_in, whole_program
 from gradclip._src.tree import flatten
 from gradclip.typing import Mask
 

@@ -14,19 +14,18 @@ from gradclip._src.core.layouts import EXAMPLE, TREE, Scope
 from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.passed.arguments import check_flag
 from gradclip._src.private.batching.verbs import Function
-from gradclip._src.private.sums.batch_shapes import promise_for, whole_program
 from gradclip._src.private.sums.call_arguments import needed_positions, not_said, others_than, positions
-from gradclip._src.private.sums.microbatches import MOST, Memory, as_microbatch_size
-from gradclip._src.private.sums.quantities import (
+from gradclip._src.private.sums.microbatches import MOST, Memory, as_microbatch_size, promise_for, whole_program
+from gradclip._src.private.sums.rounding import ASSUMED_ELEMENTS, FactoredGradients
+from gradclip._src.private.sums.sensitivity import Sensitivity, sensitivity_of
+from gradclip._src.private.sums.settings import (
+    PerExampleSettings,
     as_count,
     as_divisor,
     as_number_of_examples,
     check_function,
     check_name,
 )
-from gradclip._src.private.sums.rounding import ASSUMED_ELEMENTS, FactoredGradients
-from gradclip._src.private.sums.sensitivity import Sensitivity, sensitivity_of
-from gradclip._src.private.sums.settings import PerExampleSettings
 from gradclip._src.tree import flatten
 from gradclip._src.words import listed, shown, typed
 from gradclip.typing import Method, Relation, SumDtype, Thresholds, Unit, WideDtype

@@ -4,20 +4,56 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
+from gradclip._src.backends.entries import Entry
 from gradclip._src.backends.registry import find
 from gradclip._src.core.formats import FLOAT64, bare_name, dtype_name
 from gradclip._src.core.values import Array
-from gradclip._src.private.batching.prepared import Clipped, Outline, PreparedCall
+from gradclip._src.private.batching.calls import Clipped, Outline, PreparedCall
 from gradclip._src.private.batching.verbs import Args, Function, Programs, named
-from gradclip._src.private.ghost.choose import has_tools, tools_of
-from gradclip._src.private.ghost.clip import clip_factors
-from gradclip._src.private.ghost.measure import multiplied, terms_of
+from gradclip._src.private.ghost.clip import clip_factors, multiplied, terms_of
 from gradclip._src.private.ghost.plan import SMALLEST, Plan, elements_of, planned
-from gradclip._src.private.ghost.taps import Argnums
+from gradclip._src.private.ghost.taps import Argnums, Products, Taps
 from gradclip._src.private.sums.settings import PerExampleSettings
 from gradclip._src.tree import FlatTree, flatten
+
+
+class Tools(NamedTuple):
+    """The taps of a framework, its products, and what gives a clipped sum a derivative, if sums have one."""
+
+    taps: Taps
+    products: type[Products]
+    with_derivative: Callable[[Any, Any], Any] | None = None
+
+
+def has_tools(framework: Entry) -> bool:
+    """Say whether a framework offers any."""
+    return framework.module in _OF
+
+
+def tools_of(framework: Entry) -> Tools:
+    """Return what a framework offers."""
+    return _OF[framework.module]()
+
+
+# Each function uses an import statement: `torch.compile` cannot trace any other kind of import.
+def _jax() -> Tools:
+    from gradclip._src.private.ghost.jax.matrices import JaxProducts
+    from gradclip._src.private.ghost.jax.taps import JaxTaps, with_derivative
+
+    return Tools(JaxTaps(), JaxProducts, with_derivative)
+
+
+def _torch() -> Tools:
+    from gradclip._src.private.ghost.torch.matrices import TorchProducts
+    from gradclip._src.private.ghost.torch.taps import TorchTaps
+
+    return Tools(TorchTaps(), TorchProducts)
+
+
+_OF = {"jax": _jax, "torch": _torch}
+
 
 Clip = Callable[[Sequence[Any], Array | None], Clipped]
 

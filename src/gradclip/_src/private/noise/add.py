@@ -26,12 +26,12 @@ from gradclip._src.backends.registry import framework_of, is_traced
 from gradclip._src.core.formats import bare_name, dtype_name, format_named, is_empty_name
 from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.passed.leaves import first_sparse
-from gradclip._src.private.batching.outputs import ExampleOutputs
+from gradclip._src.private.batching.calls import ExampleOutputs
 from gradclip._src.private.noise.discrete import EXACT, with_discrete_gaussian
 from gradclip._src.private.sums.clip import PerExampleInfo
-from gradclip._src.private.sums.quantities import as_number
 from gradclip._src.private.sums.rounding import root_up, rounded_up
 from gradclip._src.private.sums.sensitivity import Sensitivity
+from gradclip._src.private.sums.settings import as_number
 from gradclip._src.tree import FlatTree, flatten
 from gradclip._src.words import shown
 from gradclip.typing import Tree

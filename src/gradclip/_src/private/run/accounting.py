@@ -52,8 +52,8 @@ from typing import Any
 
 import numpy as np
 
-from gradclip._src.private.noise.extra import needed_for
-from gradclip._src.private.sums.quantities import as_count, as_number
+from gradclip._src.private.noise.discrete import needed_for
+from gradclip._src.private.sums.settings import as_count, as_number
 
 FINEST = 1e-4
 """The width of cells in which privacy losses are counted, as in dp-accounting."""

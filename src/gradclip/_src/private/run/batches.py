@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gradclip._src.private.noise.draws import check_seed, chosen, draws_from, shuffled
-from gradclip._src.private.sums.quantities import as_count, as_number
 from gradclip._src.private.sums.rounding import rounded_up
+from gradclip._src.private.sums.settings import as_count, as_number
 
 if TYPE_CHECKING:
     from gradclip._src.private.noise.draws import Generator

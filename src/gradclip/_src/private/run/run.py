@@ -21,8 +21,8 @@ from gradclip._src.private.run.accounting import (
     multiplier_on_integers,
     smallest_multiplier,
 )
-from gradclip._src.private.sums.quantities import as_count
 from gradclip._src.private.sums.sensitivity import Sensitivity
+from gradclip._src.private.sums.settings import as_count
 from gradclip._src.tree import flatten
 from gradclip._src.words import shown, typed
 

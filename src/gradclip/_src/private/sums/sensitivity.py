@@ -17,10 +17,17 @@ from fractions import Fraction
 from gradclip._src.core.formats import Format
 from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.passed.arguments import check_flag, check_threshold
-from gradclip._src.private.sums.grid import check_threshold_of_grid, grid_for
-from gradclip._src.private.sums.quantities import as_count, as_divisor, as_format, as_number, check_name
 from gradclip._src.private.sums.rounding import ASSUMED_ELEMENTS, FactoredGradients, Summation, root_up, rounded_up
-from gradclip._src.private.sums.settings import PerExampleSettings
+from gradclip._src.private.sums.settings import (
+    PerExampleSettings,
+    as_count,
+    as_divisor,
+    as_format,
+    as_number,
+    check_name,
+    check_threshold_of_grid,
+    grid_for,
+)
 from gradclip._src.tree import flatten
 from gradclip._src.words import shown
 from gradclip.typing import Policy, Relation, RuleName, SumDtype, Thresholds, Unit, WideDtype

@@ -30,8 +30,7 @@ from gradclip._src.core.rules import Target, known_rule_for_sums, rule_for_sums
 from gradclip._src.core.values import Array
 from gradclip._src.look import Look
 from gradclip._src.passed.arguments import check_real, check_threshold, scalar_array
-from gradclip._src.private.sums.grid import grid_for
-from gradclip._src.private.sums.settings import PerExampleSettings
+from gradclip._src.private.sums.settings import PerExampleSettings, grid_for
 from gradclip._src.tree import FlatTree
 
 _NOT_ON_A_GRID = (

@@ -1,24 +1,184 @@
-"""One forward and one backward pass of a batch, with the gradient of each parameter in factors or made."""
+"""One forward and one backward pass of a batch, with the gradient of each parameter in factors or made.
+
+Checkpointing: modules are run again in the backward pass, with the parameters of the forward pass. By then
+`functional_call` has put the module's own parameters back. They stand in the same memory as the ones passed,
+or else an error is raised, and are replaced by these. The operations are then the same as in the forward pass.
+
+Attention: its own code, whose operations report themselves, and one call for a whole batch.
+`torch.func.vmap` calls `scaled_dot_product_attention` for one example after another on some devices. As it treats the
+examples of a batch alone anyway, one call does for all.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
 from itertools import islice
+from types import FunctionType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
 
 from gradclip._src.backends.torch.tensors import PLAIN, tensor_of
 from gradclip._src.private.batching.verbs import Args, Axes, Function, mapped
 from gradclip._src.private.ghost.records import Dense, Embedding, Gradient, Made, MatrixPlace
 from gradclip._src.private.ghost.taps import Argnums
-from gradclip._src.private.ghost.torch.attention import AttentionAtOnce, own_code
-from gradclip._src.private.ghost.torch.checkpoints import Again, same_parameters
-from gradclip._src.private.ghost.torch.parameter import TappedParameter, whole
-from gradclip._src.private.ghost.torch.run import ForwardPass, Leaf
-from gradclip._src.private.ghost.torch.terms import materialized, multiplied, nothing_of, parts_of
-from gradclip._src.private.ghost.torch.vmap import current_level
+from gradclip._src.private.ghost.torch.parameter import (
+    UNKNOWN,
+    Arguments,
+    Keywords,
+    Operation,
+    TappedParameter,
+    replaced,
+    whole,
+    with_copies,
+)
+from gradclip._src.private.ghost.torch.run import (
+    ForwardPass,
+    Leaf,
+    current_level,
+    hooks_are_set,
+    materialized,
+    memory_of,
+    multiplied,
+    nothing_of,
+    parts_of,
+)
 from gradclip._src.tree import FlatTree, flatten
+
+
+class Again(TorchFunctionMode):
+    """Within it, parameters are replaced by those in `given` that share their memory, and no use of them is kept."""
+
+    def __init__(self, run: ForwardPass, given: Mapping[int, torch.Tensor]) -> None:
+        super().__init__()
+        self.run, self.given = run, given
+
+    def __enter__(self) -> Again:
+        self.run.recording = False
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.run.recording = True
+        super().__exit__(*error)
+
+    def __torch_function__(
+        self, func: Operation, types: Sequence[type], args: Arguments = (), kwargs: Keywords | None = None
+    ) -> Any:
+        return func(*self._with_given(tuple(args)), **self._with_given(kwargs or {}))
+
+    def _with_given(self, x: object) -> Any:
+        return replaced(x, lambda own: self.given.get(own.data_ptr(), own), torch.nn.Parameter)
+
+
+@contextmanager
+def same_parameters(run: ForwardPass) -> Iterator[None]:
+    """Raise a RuntimeError if a module is run again in the backward pass with parameters of other memory."""
+    used: dict[torch.nn.Module, list[int]] = {}
+    thread = threading.get_ident()
+
+    def look(module: torch.nn.Module, inputs: tuple[object, ...]) -> None:
+        # Hooks are global: another thread may be running another model.
+        if threading.get_ident() != thread or not (hooks_are_set() or not run.recording):
+            return
+        memory = [_memory(x) for x in module._parameters.values() if x is not None]
+        if not run.recording and used.get(module, memory) != memory:
+            raise RuntimeError(
+                f"checkpointing computes {type(module).__name__} again with the module's own parameters, which are not "
+                "the parameters passed. Pass dict(model.named_parameters()), or load yours into the model first."
+            )
+        used[module] = memory
+
+    handle = register_module_forward_pre_hook(look)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _memory(x: torch.Tensor) -> int:
+    # Otherwise `Again` would replace parameters here as well.
+    with torch._C.DisableTorchFunction():
+        return memory_of(x.tap.weight if type(x) is TappedParameter else x)
+
+
+@lru_cache
+def own_code(func: FunctionType) -> Operation:
+    """Return a function that does not hand itself over: the same code, which finds no tensor of a special kind.
+
+    So its operations report themselves one by one.
+    """
+    hands_over = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    names = {**func.__globals__, **dict.fromkeys(hands_over, _never)}
+    made = FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
+    made.__kwdefaults__ = func.__kwdefaults__
+    return made
+
+
+def _never(*tensors: object) -> bool:
+    return False
+
+
+class AttentionAtOnce(TorchFunctionMode):
+    """Within it, `scaled_dot_product_attention` of one example is computed for the whole batch."""
+
+    def __init__(self, run: ForwardPass) -> None:
+        super().__init__()
+        self.run = run
+
+    def __torch_function__(
+        self, func: Operation, types: Sequence[type], args: Arguments = (), kwargs: Keywords | None = None
+    ) -> Any:
+        kwargs = {} if kwargs is None else kwargs
+        if hooks_are_set():
+            self.run.hooked = True
+        if func is F.multi_head_attention_forward:
+            with self:
+                return own_code(func)(*args, **kwargs)
+        if func is F.scaled_dot_product_attention and current_level() == self.run.level:
+            args, kwargs = with_copies(func, args, kwargs)
+            made = self._attention(*args, **kwargs)
+            if made is not UNKNOWN:
+                return made
+        return func(*args, **kwargs)
+
+    def _attention(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Any:
+        tensors = [query, key, value]
+        masks = [] if attn_mask is None else [attn_mask]
+        # Dropout must be drawn for each example.
+        if dropout_p or {type(x) for x in (*tensors, *masks)} != {torch.Tensor}:
+            return UNKNOWN
+        if {x.dim() for x in tensors} not in ({3}, {4}) or any(x.dim() > query.dim() for x in masks):
+            return UNKNOWN
+        masks = [self._spread(x, query.shape[:-3]) for x in masks]
+        # The fast kernels want four axes.
+        q, k, v = (self.run.batch(x).flatten(0, -4) for x in tensors)
+        mask = masks[0] if masks else None
+        made = F.scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+        return self.run.one(made.reshape(self.run.count, *query.shape[:-3], *made.shape[1:]))
+
+    def _spread(self, mask: torch.Tensor, outer: Sequence[int]) -> torch.Tensor:
+        """Return the mask of all examples with four axes."""
+        batch = self.run.batch(mask)
+        batch = batch.reshape(self.run.count, *(1,) * (len(outer) + 3 - mask.dim()), *mask.shape)
+        return batch.expand(self.run.count, *outer, *batch.shape[-3:]).flatten(0, -4)
+
 
 HIDDEN = "an operation that does not report itself"
 

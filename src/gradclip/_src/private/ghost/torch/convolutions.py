@@ -14,8 +14,7 @@ from gradclip._src.private.ghost.records import Dense
 from gradclip._src.private.ghost.torch.layout import ViewLayout
 from gradclip._src.private.ghost.torch.parameter import UNKNOWN, Arguments, Keywords, Operation, handles, tapped
 from gradclip._src.private.ghost.torch.products import whole_bias
-from gradclip._src.private.ghost.torch.run import NO_BOX, Tap, as_multiplied, unviewed
-from gradclip._src.private.ghost.torch.terms import Product, Roles, dense, roles_of
+from gradclip._src.private.ghost.torch.run import NO_BOX, Product, Roles, Tap, as_multiplied, dense, roles_of, unviewed
 
 _ALL = slice(None)
 _PLAIN = (torch.conv1d, torch.conv2d, torch.conv3d)

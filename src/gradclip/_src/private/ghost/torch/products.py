@@ -1,17 +1,99 @@
-"""Products with parameters: `linear`, `matmul` and its kin, `einsum` and `tensordot`."""
+"""Products with parameters: `linear`, `matmul`, `einsum` and their kin, recurrent cells, and normalizations."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
+from gradclip._src.private.ghost.records import Made
 from gradclip._src.private.ghost.torch.parameter import UNKNOWN, Arguments, Keywords, Operation, handles, tapped
-from gradclip._src.private.ghost.torch.run import Tap, as_multiplied
-from gradclip._src.private.ghost.torch.terms import Labels, Product, paired
+from gradclip._src.private.ghost.torch.run import Labels, Product, Tap, Term, as_multiplied, paired, unviewed
+
+Normalize = Callable[[torch.Tensor, Any, Any], torch.Tensor]
+
+
+@handles(F.layer_norm)
+def layer_norm(func: Operation, args: Arguments, kwargs: Keywords) -> Any:
+    """Keep the input, and normalize over the last axis."""
+    x, shape, weight, bias, eps = _layer_arguments(*args, **kwargs)
+    return _normalized("layer_norm", x, weight, bias, lambda x, w, b: F.layer_norm(x, shape, w, b, eps))
+
+
+@handles(F.rms_norm)
+def rms_norm(func: Operation, args: Arguments, kwargs: Keywords) -> Any:
+    """Keep the input, and normalize over the last axis."""
+    x, shape, weight, eps = _root_arguments(*args, **kwargs)
+    return _normalized("rms_norm", x, weight, None, lambda x, w, b: F.rms_norm(x, shape, w, eps))
+
+
+@handles(F.group_norm)
+def group_norm(func: Operation, args: Arguments, kwargs: Keywords) -> Any:
+    """Keep the input, and normalize groups of channels."""
+    x, groups, weight, bias, eps = _group_arguments(*args, **kwargs)
+
+    def normalize(batch: torch.Tensor, w: Any, b: Any) -> torch.Tensor:
+        return F.group_norm(batch.flatten(0, 1), groups, w, b, eps).unflatten(0, batch.shape[:2])
+
+    return _normalized("group_norm", x, weight, bias, normalize, channels=2)
+
+
+def _layer_arguments(
+    input: object, normalized_shape: object, weight: object = None, bias: object = None, eps: float = 1e-5
+) -> tuple[Any, ...]:
+    return input, normalized_shape, weight, bias, eps
+
+
+def _root_arguments(
+    input: object, normalized_shape: object, weight: object = None, eps: float | None = None
+) -> tuple[Any, ...]:
+    return input, normalized_shape, weight, eps
+
+
+def _group_arguments(
+    input: object, num_groups: object, weight: object = None, bias: object = None, eps: float = 1e-5
+) -> tuple[Any, ...]:
+    return input, num_groups, weight, bias, eps
+
+
+def _normalized(
+    name: str, x: torch.Tensor, weight: Any, bias: Any, normalize: Normalize, channels: int | None = None
+) -> Any:
+    """Normalize the inputs of all examples. `channels` is the axis of scale and bias, None for the last."""
+    own = [p for p in (weight, bias) if p is not None]
+    if tapped(x) or not all(map(whole_bias, own)) or not own[0].tap.inside:
+        return UNKNOWN
+    run = own[0].tap.run
+    given = run.batch(x)
+    made = unviewed(normalize(given, *(None if p is None else p.tap.weight for p in (weight, bias))))
+    axis = made.dim() - 1 if channels is None else channels
+    axes = tuple(i for i in range(1, made.dim()) if i != axis)
+    if run.recording:
+        run.edge(made)
+    if weight is not None:
+        _keep_scale(weight.tap, given, made, axes, name, normalize)
+    if bias is not None:
+        bias.tap.keep_bias(axes, tuple(made.shape), name)
+    return run.one(made)
+
+
+def _keep_scale(
+    tap: Tap, given: torch.Tensor, made: torch.Tensor, axes: tuple[int, ...], name: str, normalize: Normalize
+) -> None:
+    """Keep that a parameter scales the normalized inputs, all along these axes."""
+    if not tap.run.recording:
+        return
+    tap.leaf.untap(f"scale of {name}")
+    factor = as_multiplied(given, made)
+
+    def finish(e: torch.Tensor) -> Made:
+        rows = e * normalize(factor, None, None)
+        return Made(rows.sum(axes) if axes else rows)
+
+    tap.leaf.terms.append(Term(None, 0, name, len(tap.run.edges) - 1, finish, given, given._version))
 
 
 @handles(F.linear)
@@ -186,3 +268,130 @@ def _tensordot_products(n: int, m: int, pairs: tuple[tuple[int, ...], ...]) -> t
 
 def _tensordot_arguments(a: object, b: object, dims: object = 2, out: object = None) -> tuple[Any, ...]:
     return a, b, dims, out
+
+
+State = tuple[torch.Tensor, ...]
+Gates = Callable[[torch.Tensor, torch.Tensor, State], State]
+
+
+class RecurrentCell(NamedTuple):
+    """A recurrent cell: the new state, the output first, from its two products and the state before."""
+
+    gates: Gates
+    states: int
+
+
+def _simple(activation: Callable[[torch.Tensor], torch.Tensor]) -> RecurrentCell:
+    return RecurrentCell(lambda x, h, state: (activation(x + h),), 1)
+
+
+def _gru(x: torch.Tensor, h: torch.Tensor, state: State) -> State:
+    size = state[0].shape[-1]
+    x_both, x_new = x.split((2 * size, size), -1)
+    h_both, h_new = h.split((2 * size, size), -1)
+    reset, update = torch.sigmoid(x_both + h_both).chunk(2, -1)
+    new = torch.tanh(x_new + reset * h_new)
+    return ((state[0] - new) * update + new,)
+
+
+def _lstm(x: torch.Tensor, h: torch.Tensor, state: State) -> State:
+    let_in, forget, new, out = (x + h).chunk(4, -1)
+    cell = torch.sigmoid(forget) * state[1] + torch.sigmoid(let_in) * torch.tanh(new)
+    return torch.sigmoid(out) * torch.tanh(cell), cell
+
+
+_GRU, _LSTM, _TANH, _RELU = RecurrentCell(_gru, 1), RecurrentCell(_lstm, 2), _simple(torch.tanh), _simple(torch.relu)
+_CELLS = {torch.gru_cell: _GRU, torch.lstm_cell: _LSTM, torch.rnn_tanh_cell: _TANH, torch.rnn_relu_cell: _RELU}
+_LAYERS = {torch.gru: _GRU, torch.lstm: _LSTM, torch.rnn_tanh: _TANH, torch.rnn_relu: _RELU}
+
+
+@handles(*_CELLS)
+def cell(func: Operation, args: Arguments, kwargs: Keywords) -> Any:
+    """Compute one step of a cell by two linear products."""
+    x, state, w_x, w_h, b_x, b_h = _cell_arguments(*args, **kwargs)
+    kind = _CELLS[func]
+    states = tuple(state) if kind.states > 1 else (state,)
+    tap = _first_tap([w_x, w_h, b_x, b_h])
+    if tap is None:
+        return UNKNOWN
+    made = _stepped(kind, tap, F.linear(x, w_x, b_x), F.linear(states[0], w_h, b_h), states)
+    return made if kind.states > 1 else made[0]
+
+
+def _cell_arguments(
+    input: object, hx: object, w_ih: object, w_hh: object, b_ih: object = None, b_hh: object = None
+) -> tuple[Any, ...]:
+    return input, hx, w_ih, w_hh, b_ih, b_hh
+
+
+def _first_tap(parameters: Sequence[object]) -> Tap | None:
+    return next((x.tap for x in parameters if tapped(x)), None)  # type: ignore[attr-defined]
+
+
+def _stepped(kind: RecurrentCell, tap: Tap, x: torch.Tensor, h: torch.Tensor, states: State) -> State:
+    """Return the new state, computed for the whole batch."""
+    if not tap.inside:
+        return kind.gates(x, h, states)
+    tap.run.only_tapped = True
+    batch, one = tap.run.batch, tap.run.one
+    return tuple(map(one, kind.gates(batch(x), batch(h), tuple(map(batch, states)))))
+
+
+class _Weights(NamedTuple):
+    """The parameters of a layer in one direction."""
+
+    w_x: torch.Tensor
+    w_h: torch.Tensor
+    b_x: torch.Tensor | None
+    b_h: torch.Tensor | None
+    projection: torch.Tensor | None
+
+
+@handles(*_LAYERS)
+def layers(func: Operation, args: Arguments, kwargs: Keywords) -> Any:
+    """Compute recurrent layers step by step. Packed sequences are unknown."""
+    if kwargs or len(args) != 9:
+        return UNKNOWN
+    x, state, parameters, biases, count, dropout, training, both_ways, batch_first = args
+    kind = _LAYERS[func]
+    tap = _first_tap(parameters)
+    if tap is None:
+        return UNKNOWN
+    states = tuple(state) if kind.states > 1 else (state,)
+    y = x.transpose(0, 1) if batch_first else x
+    ways, finals = 1 + both_ways, []
+    for i, weights in enumerate(_by_layer(parameters, biases, count * ways)):
+        if i % ways == 0:
+            y = F.dropout(y, dropout, training) if i and dropout else y
+            outputs: list[torch.Tensor] = []
+        made, final = _one_way(kind, tap, y, tuple(s[i] for s in states), weights, backwards=i % ways == 1)
+        outputs.append(made)
+        finals.append(final)
+        if i % ways == ways - 1:
+            y = torch.cat(outputs, -1) if both_ways else made
+    y = y.transpose(0, 1) if batch_first else y
+    return (y, *(torch.stack(one) for one in zip(*finals, strict=True)))
+
+
+def _by_layer(parameters: Sequence[torch.Tensor], biases: bool, count: int) -> Iterator[_Weights]:
+    """Group parameters by layer and direction: two weights, two biases if there are any, and a projection if any."""
+    size = len(parameters) // count
+    for start in range(0, len(parameters), size):
+        w_x, w_h, *rest = parameters[start : start + size]
+        b_x, b_h = (rest.pop(0), rest.pop(0)) if biases else (None, None)
+        yield _Weights(w_x, w_h, b_x, b_h, rest[0] if rest else None)
+
+
+def _one_way(
+    kind: RecurrentCell, tap: Tap, x: torch.Tensor, states: State, weights: _Weights, *, backwards: bool
+) -> tuple[torch.Tensor, State]:
+    """Return the outputs of a layer at all positions, and its last state."""
+    inputs = torch.unbind(F.linear(x, weights.w_x, weights.b_x))
+    outputs = []
+    for one in reversed(inputs) if backwards else inputs:
+        output, *others = _stepped(kind, tap, one, F.linear(states[0], weights.w_h, weights.b_h), states)
+        if weights.projection is not None:
+            output = F.linear(output, weights.projection)
+        states = (output, *others)
+        outputs.append(output)
+    return torch.stack(outputs[::-1] if backwards else outputs), states

@@ -12,19 +12,17 @@ import numpy as np
 import torch
 
 from gradclip._src.backends.torch.tensors import tensor_of
-from gradclip._src.private.batching.torch_example import TorchGradient, batch_norm_named, explained
+from gradclip._src.private.batching.torch import TorchGradient, batch_norm_named, explained
 from gradclip._src.private.batching.verbs import Args, Axes, Function, mapped, mapped_args
-from gradclip._src.private.ghost.costs import Autograd
+from gradclip._src.private.ghost.plan import Autograd
 from gradclip._src.private.ghost.records import LeafUses, Tapped, Use
 from gradclip._src.private.ghost.taps import Argnums, Taps
-from gradclip._src.private.ghost.torch import cells, convolutions, norms, products, rows, views
+from gradclip._src.private.ghost.torch import convolutions, parameter, products
 from gradclip._src.private.ghost.torch.both_passes import HIDDEN, BatchedCall, Pass, gradient_of
-from gradclip._src.private.ghost.torch.run import Leaf
-from gradclip._src.private.ghost.torch.terms import overlap
-from gradclip._src.private.ghost.torch.vmap import available, current_level
+from gradclip._src.private.ghost.torch.run import Leaf, available, current_level, overlap
 from gradclip._src.tree import flatten
 
-OPERATIONS = (cells, convolutions, norms, products, rows, views)
+OPERATIONS = (convolutions, products, parameter)
 """The modules whose handlers know operations."""
 
 

@@ -1,1 +1,0 @@
-"""What to do about the clipping that was recorded, in sentences."""
