@@ -136,6 +136,9 @@ def test_files_of_old_versions_and_scripts(path):
     torch.save({"w": torch.ones(1)}, path, _use_new_zipfile_serialization=False)
     with pytest.raises(FileError, match=r"it is a pickle, which could run code.*save it again by torch\.save"):
         values(path)
+    path.write_bytes(zip_bytes(member("a/b/data.pkl", b"")))
+    with pytest.raises(FileError, match=r"it lacks 'a/data\.pkl'"):
+        values(path)
     path.write_bytes(zip_bytes(member("a/data.pkl", b""), member("a/constants.pkl", b"")))
     with pytest.raises(FileError, match="it is a TorchScript archive"):
         values(path)

@@ -43,8 +43,7 @@ def read(source: Source, archive: zipfile.ZipFile) -> list[FileArray]:
         import torch  # noqa: F401
     try:
         folder, stored = _records(source, archive)
-        pickled = stored.pop(f"{folder}{_PICKLE}")
-        survey = Survey(source.bytes_at(*pickled), folder, stored)
+        survey = Survey(source.bytes_at(*stored[f"{folder}{_PICKLE}"]), folder, stored)
         survey.check()
         if f"{folder}/.format_version" in stored:
             _check_computed(source, survey.in_order, stored.get(f"{folder}/.storage_alignment"))
@@ -75,6 +74,8 @@ def _records(source: Source, archive: zipfile.ZipFile) -> tuple[str, dict[str, S
             raise ValueError("it can be read as a checkpoint and as .npz. Save it again in one format.")
         if not name.startswith(f"{folder}/data/") and one.file_size > MOST_BYTES:
             raise ValueError(f"'{shown(name)}' has {one.file_size} bytes. gradclip reads at most {MOST_BYTES}.")
+    if f"{folder}{_PICKLE}" not in found:
+        raise ValueError(f"it lacks '{shown(folder)}{_PICKLE}', so it is no checkpoint of torch.save.")
     order = found.get(f"{folder}/byteorder")
     if order is not None and source.bytes_at(order.offset, order.size) != b"little":
         raise ValueError("its numbers are big-endian. Load it by PyTorch, and save it again on this machine.")

@@ -120,12 +120,11 @@ class MemberBytes:
 
 def arrays_of(archive: zipfile.ZipFile, refuse: Refuse, progress: Callable[[int], object]) -> list[FileArray]:
     """Return the arrays of an archive. Those that are not measured are read here, for their checksums."""
-    names = archive.namelist()
-    arrays = [member_of(archive, member, refuse, progress) for member in archive.infolist()]
-    for one in arrays:
-        if names.count(one.name) + names.count(f"{one.name}{_SUFFIX}") > 1:
-            refuse(f"it has two arrays named '{shown(one.name)}'.")
-    return arrays
+    names = set(archive.namelist())
+    for name in names:
+        if f"{name}{_SUFFIX}" in names:
+            refuse(f"it has two arrays named '{shown(name)}'.")
+    return [member_of(archive, member, refuse, progress) for member in archive.infolist()]
 
 
 def member_of(
