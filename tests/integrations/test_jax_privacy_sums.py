@@ -221,3 +221,11 @@ def test_thresholds_are_called_l2_clip_norm(threshold, error, message):
             make(loss, l2_clip_norm=threshold)
         with pytest.raises(ValueError, match=r"^l2_clip_norm holds no thresholds, got \{\}"):
             make(loss, l2_clip_norm={})
+
+
+@pytest.mark.parametrize("method", ["materialize", "auto"])
+def test_no_batch_argument_is_an_error_as_in_jax_privacy(method):
+    with pytest.raises(TypeError, match=r"batch_argnums must be one or several positions, got None"):
+        ours.clipped_grad(lambda w, x: jnp.sum(w * x), l2_clip_norm=1.0, batch_argnums=None, method=method)
+    with pytest.raises(TypeError, match=r"batch_argnums must be one or several positions, got None"):
+        ours.clipped_fun(jnp.sum, l2_clip_norm=1.0, batch_argnums=None)

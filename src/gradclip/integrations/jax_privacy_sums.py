@@ -19,6 +19,7 @@ from gradclip._src.private.batching.verbs import Batching
 from gradclip._src.private.functions import transforms
 from gradclip._src.private.functions.clipped import ClippedFunction
 from gradclip._src.private.functions.settings import made_of
+from gradclip._src.private.sums.call_arguments import positions
 from gradclip._src.private.sums.settings import check_name
 from gradclip._src.tree import flatten
 from gradclip._src.words import shown
@@ -96,7 +97,9 @@ def is_planned(method: Method, needs_gradients: Mapping[str, bool]) -> bool:
 def translated(asked: Mapping[str, Any], **changed: Any) -> JaxPrivacyFunction:
     """Return the function that jax-privacy's arguments ask for. `changed` are settings of `gradclip.clipped_grad`."""
     to_unit = check_flag("rescale_to_unit_norm", asked["rescale_to_unit_norm"])
-    return made_of(JaxPrivacyFunction, {**asked, "max_norm": asked["l2_clip_norm"], "to_unit": to_unit, **changed})
+    batch = positions("batch_argnums", asked["batch_argnums"])  # here None is no default
+    named = {"max_norm": asked["l2_clip_norm"], "to_unit": to_unit, "batch_argnums": batch}
+    return made_of(JaxPrivacyFunction, {**asked, **named, **changed})
 
 
 def planned(asked: Mapping[str, Any], argnums: int | tuple[int, ...]) -> BoundedSensitivityCallable:
