@@ -147,6 +147,14 @@ def test_a_record_of_an_enormous_length(tmp_path):
     assert len(of_events([path], None).rows) == len(training_logs.RUN)
 
 
+def test_of_images_no_checksum_is_taken(tmp_path):
+    large = training_logs.record(bytes(2**16 + 1))
+    path = tmp_path / "run.tfevents"
+    path.write_bytes(training_logs.events() + large[:-4] + bytes(4) + training_logs.record(b"\x10\x01"))
+    log = of_events([path], None)
+    assert (len(log.rows), log.notes) == (len(training_logs.RUN), ())
+
+
 def test_the_tags_are_told_if_none_is_the_norm(tmp_path):
     path = tmp_path / "run.tfevents"
     path.write_bytes(training_logs.record(training_logs.event(1, "train/loss", 1.0)))

@@ -1,17 +1,18 @@
-"""TensorBoard's event files, read by TensorBoard's own reader. It needs the package tensorboard, not TensorFlow."""
+"""TensorBoard's event files: messages and checksums are those of the package tensorboard. It needs no TensorFlow."""
 
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from gradclip._src.logs.files import opened, portion
 from gradclip._src.logs.json_files import no_norm
 from gradclip._src.logs.rows import Keys, Log, LogError, Row, bounded, lowered, norm_or_nan
 
+_HEAD = 12  # bytes: the length and its checksum
 _LARGEST_RECORD = 2**28
+_LARGEST_CHECKED = 2**16  # images and graphs hold no norms, and checksums in Python are slow
 _VERSION = b"brain.Event:"  # in the first record of every file
 _START = 64
 
@@ -72,25 +73,23 @@ def _events(path: Path, cut: list[Path]) -> Iterator[Any]:
     try:
         from google.protobuf.message import DecodeError
         from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.tensorflow_stub.errors import DataLossError, OutOfRangeError
-        from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_New
+        from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
     except ImportError as error:
         raise LogError(f"{path} is TensorBoard's. To read it, run: pip install tensorboard. ({error})") from error
-    reader = PyRecordReader_New(str(path))
     with opened(path) as file:
-        # TensorBoard's own handle knows no compression and no limit.
-        reader.file_handle = SimpleNamespace(read=lambda count: portion(file, min(count, _LARGEST_RECORD), path))
-        while True:
-            try:
-                reader.GetNext()
-                yield Event.FromString(reader.record())
-            except DecodeError:
-                pass  # its checksum is right: it is of no known kind
-            except OutOfRangeError:
-                return
-            except DataLossError:
+        while head := portion(file, _HEAD, path):
+            length = int.from_bytes(head[:8], "little")
+            data, tail = portion(file, min(length, _LARGEST_RECORD), path), portion(file, 4, path)
+            small = length <= _LARGEST_CHECKED
+            whole = masked_crc32c(head[:8]).to_bytes(4, "little") == head[8:] and len(data) == length and len(tail) == 4
+            if not whole or (small and masked_crc32c(data).to_bytes(4, "little") != tail):
                 cut.append(path)
                 return
+            try:
+                if small:
+                    yield Event.FromString(data)
+            except DecodeError:
+                pass  # its checksum is right: it is of no known kind
 
 
 def _number(value: Any) -> float | None:
