@@ -123,6 +123,23 @@ def test_what_cannot_be_measured_is_refused_by_name(path, make, why):
         values(path)
 
 
+def test_keys_that_are_large_numbers(path):
+    assert list(saved(path, {2**47 + 8: torch.ones(1)})) == [str(2**47 + 8)]
+
+
+def test_two_tensors_of_one_name_are_refused(path):
+    tree = OrderedDict(w=torch.ones(4))
+    tree.w = torch.zeros(4)
+    with pytest.raises(FileError, match="two of its tensors have the same keys"):
+        saved(path, tree)
+
+
+@pytest.mark.parametrize("dtype", [torch.bits8, torch.float4_e2m1fn_x2])
+def test_dtypes_that_numpy_does_not_know_are_not_measured(path, dtype):
+    ((found, _, numbers),) = saved(path, [torch.empty(2, dtype=dtype)]).values()
+    assert (f"torch.{found}", numbers) == (str(dtype), None)
+
+
 def test_what_weights_only_refuses_is_refused(path):
     for value in (torch.nn.Linear(1, 1), np.float64(3), range(3), {"a": print}):
         torch.save(value, path)

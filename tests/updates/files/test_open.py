@@ -1,6 +1,7 @@
 import itertools
 import math
 import os
+import pickle
 import struct
 import subprocess
 import sys
@@ -90,6 +91,9 @@ def test_progress_adds_up_to_the_size(written):
         (b"\x89HDF\r\n\x1a\n", "it is an HDF5 file"),
         (b"GGUF", "it is a GGUF file"),
         (b"\x1f\x8b\x08", "it is compressed by gzip"),
+        (pickle.dumps({"a": 1}), "it is a pickle"),
+        (b"\x28\xb5\x2f\xfd", "Zstandard"),
+        (b"\x81\xa1w", "MessagePack"),
         (b"{", "damaged"),
     ],
 )
@@ -97,6 +101,18 @@ def test_other_files_are_refused(tmp_path, data, why):
     (tmp_path / "a").write_bytes(data)
     with pytest.raises(FileError, match=why):
         values(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [(".metadata", "dcp_to_torch FOLDER"), ("_CHECKPOINT_METADATA", "Orbax"), ("saved_model.pb", "SavedModel")],
+)
+def test_folders_of_other_libraries_are_told(tmp_path, name, why):
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(FileError, match=why):
+        values(tmp_path)
+    with pytest.raises(FileError, match="cannot be opened"):
+        values(tmp_path / ("a" * 300))
 
 
 def test_no_memory_is_an_error_of_the_file(tmp_path, monkeypatch):

@@ -115,3 +115,14 @@ def test_few_files_are_open_at_a_time(tmp_path, monkeypatch):
         with pytest.raises(FileError, match=r"0: it has changed while it was read\. Read it again\."):
             opened[0].bytes_at(0, 1)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_file_that_is_written_meanwhile_is_refused(path):
+    with Source(path) as source:
+        pieces = source.ranges(0, 3, 1)
+        next(pieces)
+        with path.open("r+b") as file:
+            file.write(b"x")
+        os.utime(path, ns=(0, 1))  # two writes within one tick of the clock would leave one time
+        with pytest.raises(FileError, match="it has changed while it was read"):
+            next(pieces)

@@ -39,8 +39,6 @@ def is_checkpoint(archive: zipfile.ZipFile) -> bool:
 
 def read(source: Source, archive: zipfile.ZipFile) -> list[FileArray]:
     """Return the tensors of a checkpoint, named by the keys that lead to them."""
-    with read_by("torch", source):
-        import torch  # noqa: F401
     try:
         folder, stored = _records(source, archive)
         survey = Survey(source.bytes_at(*stored[f"{folder}{_PICKLE}"]), folder, stored)
@@ -58,47 +56,55 @@ def read(source: Source, archive: zipfile.ZipFile) -> list[FileArray]:
 
 
 def _records(source: Source, archive: zipfile.ZipFile) -> tuple[str, dict[str, Stored]]:
-    """Return the folder in the archive, and where each of its members lies, as they are."""
+    """Return the folder in the archive, and where PyTorch finds each of its members, named in small letters."""
     folder = archive.namelist()[0].partition("/")[0].lower()
-    found = {}
-    for one in archive.infolist():
-        name = one.filename.lower()
-        if not name.startswith(f"{folder}/") or name == f"{folder}/constants.pkl":
-            raise ValueError("it is a TorchScript archive, or no checkpoint of torch.save. Save model.state_dict().")
+    members = {one.filename.lower(): one for one in archive.infolist()}
+    if f"{folder}/constants.pkl" in members or not all(name.startswith(f"{folder}/") for name in members):
+        raise ValueError("it is a TorchScript archive, or no checkpoint of torch.save. Save model.state_dict().")
+    if f"{folder}{_PICKLE}" not in members:
+        raise ValueError(f"it lacks '{shown(folder)}{_PICKLE}', so it is no checkpoint of torch.save.")
+    if len(members) < len(archive.infolist()):
+        raise ValueError("it has a member twice, in capitals and small letters. It is damaged.")
+    for name, one in members.items():
         if one.compress_type != zipfile.ZIP_STORED or one.file_size != one.compress_size:
             raise ValueError(f"'{shown(one.filename)}' is compressed. Save the checkpoint by torch.save.")
-        local = source.bytes_at(one.header_offset, 30)
-        start = one.header_offset + 30 + int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little")
-        found[name] = Stored(start, one.file_size)
-        if source.bytes_at(start, min(len(MAGIC), one.file_size)) == MAGIC:
-            raise ValueError("it can be read as a checkpoint and as .npz. Save it again in one format.")
         if not name.startswith(f"{folder}/data/") and one.file_size > MOST_BYTES:
             raise ValueError(f"'{shown(name)}' has {one.file_size} bytes. gradclip reads at most {MOST_BYTES}.")
-    if f"{folder}{_PICKLE}" not in found:
-        raise ValueError(f"it lacks '{shown(folder)}{_PICKLE}', so it is no checkpoint of torch.save.")
+    reader = _reader(source)
+    found = {
+        name: Stored(reader.get_record_offset(one.filename.partition("/")[2]), one.file_size)
+        for name, one in members.items()
+    }
+    if any(source.bytes_at(start, min(len(MAGIC), size)) == MAGIC for start, size in found.values()):
+        raise ValueError("it can be read as a checkpoint and as .npz. Save it again in one format.")
     order = found.get(f"{folder}/byteorder")
-    if order is not None and source.bytes_at(order.offset, order.size) != b"little":
+    if order is not None and source.bytes_at(*order) != b"little":
         raise ValueError("its numbers are big-endian. Load it by PyTorch, and save it again on this machine.")
     return folder, found
 
 
-def _check_computed(source: Source, storages: dict[str, Stored], alignment: Stored | None) -> None:
-    """Refuse a file where PyTorch's `load.calculate_storage_offsets` would find other bytes than the archive has."""
+def _reader(source: Source) -> Any:
+    """Return PyTorch's own reader of archives."""
     with read_by("torch", source) as path:
         import torch
 
-        reader = torch._C.PyTorchFileReader(path)
-        if next(iter(storages), "0") != "0" or not hasattr(reader, "get_record_offset_no_read"):
-            return  # PyTorch would not compute them
-        step = 64 if alignment is None else int(source.bytes_at(*alignment))
-        end = 0
-        for key, place in storages.items():
-            name = f"data/{key}"
-            start = reader.get_record_offset_no_read(end, name, place.size, step) if end else place.offset
-            if start != place.offset:
-                source.refuse(f"the storage '{shown(key)}' does not lie where PyTorch would compute it. Save it again.")
-            long = max(end, place.size) >= _LONG
-            end = start + place.size + (_DESCRIPTOR + 8 * long if place.size else 0)
+        return torch._C.PyTorchFileReader(path)
+
+
+def _check_computed(source: Source, storages: dict[str, Stored], alignment: Stored | None) -> None:
+    """Refuse a file where PyTorch's `load.calculate_storage_offsets` would find other bytes than the archive has."""
+    reader = _reader(source)
+    if next(iter(storages), "0") != "0" or not hasattr(reader, "get_record_offset_no_read"):
+        return  # PyTorch would not compute them
+    step = 64 if alignment is None else int(source.bytes_at(*alignment))
+    end = 0
+    for key, place in storages.items():
+        name = f"data/{key}"
+        start = reader.get_record_offset_no_read(end, name, place.size, step) if end else place.offset
+        if start != place.offset:
+            raise ValueError(f"the storage '{shown(key)}' does not lie where PyTorch would compute it. Save it again.")
+        long = max(end, place.size) >= _LONG
+        end = start + place.size + (_DESCRIPTOR + 8 * long if place.size else 0)
 
 
 def _loaded(source: Source, expected: list[Stored]) -> tuple[object, dict[int, Stored]]:
@@ -157,6 +163,8 @@ class _Tensors:
     def _items(self, keys: Keys, value: Any) -> Iterable[tuple[object, object]]:
         """Return what hangs on one value, with a key for each."""
         kind = type(value)
+        if kind in _PLAIN:
+            return ()
         if kind in (dict, OrderedDict, Counter, list, tuple, set):
             self._seen += len(value)
             if self._seen > _MOST_ITEMS:
@@ -183,7 +191,12 @@ def _dotted(keys: Keys) -> str:
 def _names(paths: list[Keys]) -> list[str]:
     """Return the keys with dots between them, or in brackets where {"a": {"b": ...}} and {"a.b": ...} were the same."""
     dotted = [_dotted(keys) for keys in paths]
-    return dotted if len(set(dotted)) == len(dotted) else ["".join(f"[{key!r}]" for key in keys) for keys in paths]
+    if len(set(dotted)) == len(dotted):
+        return dotted
+    found = ["".join(f"[{key!r}]" for key in keys) for keys in paths]
+    if len(set(found)) < len(found):
+        raise ValueError("two of its tensors have the same keys, or are items and attributes of one name.")
+    return found
 
 
 def _array(source: Source, name: str, tensor: Any, places: dict[int, Stored]) -> FileArray:

@@ -29,9 +29,12 @@ class Dtype:
     @cache  # one object for all arrays of a file
     def named(cls, name: str) -> "Dtype":
         """Return a dtype by the name that it has in PyTorch and NumPy, in little-endian order."""
-        if name in _FLOAT8 or name.startswith("float8"):
+        if name == "bfloat16" or name.startswith("float8"):
+            return cls(name, np.dtype(np.uint16 if name == "bfloat16" else np.uint8))
+        try:
+            return cls(name, np.dtype(name).newbyteorder("<"))
+        except TypeError:  # what NumPy does not know, no norm supports
             return cls(name, np.dtype(np.uint8))
-        return cls(name, np.dtype(np.uint16) if name == "bfloat16" else np.dtype(name).newbyteorder("<"))
 
     @classmethod
     def of(cls, dtype: np.dtype) -> "Dtype":

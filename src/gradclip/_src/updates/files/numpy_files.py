@@ -140,7 +140,7 @@ def member_of(
         start = file.read(LONGEST)
     if not start.startswith(MAGIC):
         keras = " To measure a model of Keras, save its arrays: numpy.savez(path, *model.get_weights())."
-        refuse(f"the member '{name}' is no array. An .npz file holds only .npy files.{keras * name.endswith('.json')}")
+        refuse(f"the member '{name}' is no array, so it is no .npz file.{keras * name.endswith('.json')}")
     try:
         header = header_of(io.BytesIO(start))
     except MemoryError:

@@ -1,6 +1,7 @@
 """Opening a file of arrays. What it is follows from its first bytes, never from its name."""
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -48,7 +49,7 @@ def open_file(path: Path, progress: Progress = lambda _: None) -> Iterator[Store
     Raises:
         FileError: If the file cannot be read as arrays. Also later, while pieces are read.
     """
-    for name, why in _FOLDERS.items():
+    for name, why in _FOLDERS.items() if os.path.isdir(path) else ():
         if (path / name).exists():
             raise FileError(f"{shown(path, None)}: {why}")
     with ExitStack() as stack:
@@ -78,7 +79,8 @@ def _of_one_file(source: Source, start: bytes) -> list[FileArray]:
         if checkpoints.is_checkpoint(archive):
             return checkpoints.read(source, archive)
         return numpy_files.arrays_of(archive, source.refuse, source.progress)
-    if start[4:8] == _NO_TEXT or start[8:9] == b"{":
+    pickled = start[:1] == b"\x80" and start[8:9] != b"{"  # a short one may look like a length
+    if (start[4:8] == _NO_TEXT and not pickled) or start[8:9] == b"{":
         return safetensors.read(source)
     why = next((why for magic, why in _OTHERS.items() if start.startswith(magic)), "its format is unknown.")
     source.refuse(f"{why if start else 'it is empty.'} {_KNOWN}")

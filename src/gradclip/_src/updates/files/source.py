@@ -80,6 +80,7 @@ class Source:
     def read(self, offset: int, memory: memoryview) -> None:
         """Fill the memory with numbers from a place of the file. Raises FileError if the file ends before."""
         self._fill(offset, memory)
+        self._check(os.fstat(self._in_use().fileno()))
         self.progress(len(memory))
 
     def _fill(self, offset: int, memory: memoryview) -> None:

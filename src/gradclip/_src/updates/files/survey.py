@@ -14,7 +14,7 @@ MOST_BYTES = 1 << 24
 _MOST_READS = 4_000_000  # an operation takes one to three, and makes at most one object, of some 64 bytes
 _COPIES = 1 << 27  # bytes that copies of containers may take together
 _ITEM_BYTES = 100  # of a dict
-_LARGEST_KEY = 1 << 31
+_LARGEST_KEY = (1 << 61) - 2  # the hashes of larger ones repeat
 _UTILS = "torch._utils._rebuild_"
 _REFUSED = {
     f"{_UTILS}wrapper_subclass": "a tensor of a subclass. Save plain tensors.",
@@ -106,8 +106,10 @@ def _items(value: object) -> int:
 
 def _check_keys(keys: Iterable[object]) -> None:
     """Refuse keys that take long to hash, or of which many have one hash. A tensor has its address for a hash."""
-    if any(type(x) not in _KEYS or (type(x) is int and abs(x) > _LARGEST_KEY) for x in keys):
-        raise ValueError("it has keys that are neither text nor numbers. Save a dict of tensors.")
+    for key in keys:
+        made = isinstance(key, _Named) and key.name.endswith("()") and not key.name.startswith(_TENSORS)
+        if type(key) not in _KEYS or made or (isinstance(key, int) and abs(key) > _LARGEST_KEY):
+            raise ValueError("it has keys that are neither text nor numbers below 2**61. Save a dict of tensors.")
 
 
 _KEYS = {str, int, float, bytes, bool, type(None), _Named}
@@ -144,6 +146,11 @@ class Survey(pickle._Unpickler):
             self.load()
         except (ValueError, MemoryError):
             raise
+        except KeyError:
+            raise ValueError(
+                "its pickle has an operation that torch.load(weights_only=True) does not know. Save it by torch.save, "
+                "with its own pickle_protocol."
+            ) from None
         except Exception:  # whatever damaged bytes lead to
             raise ValueError("its pickle is damaged.") from None
 
@@ -163,7 +170,7 @@ class Survey(pickle._Unpickler):
         _check_keys(self.stack[::2])
         _OPERATIONS[pickle.SETITEMS[0]](self)
 
-    # An object is made like a result.
+    # To make an object, NEWOBJ, is to call its class, REDUCE.
     dispatch |= {
         pickle.SETITEM[0]: load_setitem,
         pickle.SETITEMS[0]: load_setitems,

@@ -1,7 +1,7 @@
 """Zip archives that every reader understands alike: `zipfile` reads them here, PyTorch has a reader of its own.
 
-Readers differ in where they look for the directory, and in which of two members of one name they take. So the directory
-must lie where the end of the file says, with nothing in between, and no two names may differ only in their case.
+Readers differ in where they look for the directory, and in which of two members of one name, or of two fields of one
+member, they take. So the directory must lie where the end of the file says, and nothing may be there twice.
 """
 
 import io
@@ -31,17 +31,31 @@ def opened(source: Source) -> zipfile.ZipFile:
     names: set[str] = set()
     for one in archive.infolist():
         name = shown(one.filename)
-        if one.filename.lower() in names:
-            source.refuse(f"the zip archive has the member '{name}' more than once, at least in some readers' eyes.")
+        if one.filename in names:
+            source.refuse(f"the zip archive has the member '{name}' more than once.")
         old = not one.filename.isascii() and not one.flag_bits & _UTF_8
         if old or one.orig_filename != one.filename or one.is_dir() or one.external_attr & _FOLDER:
-            source.refuse(f"the member '{name}' has a name that readers understand differently. Save the file again.")
+            source.refuse(f"the member '{name}' is a folder, or its name is in an old encoding. Save the file again.")
+        if _repeats(one.extra):
+            source.refuse(f"{DAMAGED}: '{name}' has one field twice.")
         if one.flag_bits & _ENCRYPTED:
             source.refuse(f"the member '{name}' is encrypted. Save it without a password.")
         if one.header_offset + one.compress_size > archive.start_dir:
             source.refuse(f"{DAMAGED}: '{name}' overlaps what lies behind it.")
-        names.add(one.filename.lower())
+        names.add(one.filename)
     return archive
+
+
+def _repeats(extra: bytes) -> bool:
+    """Say whether one of the fields that follow a member's name in the directory is there twice, or cut off."""
+    seen: set[bytes] = set()
+    while extra:
+        kind, end = extra[:2], 4 + int.from_bytes(extra[2:4], "little")
+        if kind in seen or end > len(extra):
+            return True
+        seen.add(kind)
+        extra = extra[end:]
+    return False
 
 
 def _check_directory(source: Source, archive: zipfile.ZipFile) -> None:
@@ -57,8 +71,8 @@ def _check_directory(source: Source, archive: zipfile.ZipFile) -> None:
             source.refuse(f"{DAMAGED}: it has two directories, or bytes between them and its end.")
     if magic != b"PK\x05\x06" or comment or start + size != end or start != archive.start_dir:
         source.refuse(
-            f"{DAMAGED}: it holds something before, between or behind its members and its directory. If it is one of "
-            "several files (.distcp) of torch.distributed.checkpoint, convert their folder: python -m "
+            f"{DAMAGED}: it has a comment, or something before or behind its members and its directory. Is it one of "
+            "several files (.distcp) of torch.distributed.checkpoint? Then convert their folder: python -m "
             "torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE.pt"
         )
 
@@ -99,7 +113,10 @@ class _Limited(io.RawIOBase):
         rest = max(0, self._source.size - self._place)
         size = rest if size < 0 else min(size, rest)
         if size > _MOST_DIRECTORY:
-            self._source.refuse(f"the directory of the zip archive has {size} bytes, more than gradclip reads.")
+            self._source.refuse(
+                f"the directory of the zip archive has {size} bytes. gradclip reads at most {_MOST_DIRECTORY}. Save "
+                "fewer arrays, or as safetensors."
+            )
         found = self._source.bytes_at(self._place, size)
         self._place += size
         return found
