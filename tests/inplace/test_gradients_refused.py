@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from gradclip._src.inplace.gradients import refuse_bare_gradients, refuse_leaf
+from gradclip._src.passed.parameters import ParameterList
 from gradclip._src.tree import flatten
 
 
@@ -15,6 +16,7 @@ def test_a_leaf_that_cannot_be_written():
 
 
 def test_tensors_that_look_like_gradients():
-    refuse_bare_gradients([torch.nn.Parameter(torch.ones(1))])
+    one = torch.nn.Parameter(torch.ones(1))
+    refuse_bare_gradients(ParameterList.of([one]))
     with pytest.raises(ValueError, match=r"parameters\[1\] has no \.grad and does not require one"):
-        refuse_bare_gradients([torch.nn.Parameter(torch.ones(1)), torch.ones(1)])
+        refuse_bare_gradients(ParameterList.of([one, torch.ones(1)]))

@@ -74,7 +74,7 @@ def _events(path: Path, cut: list[Path]) -> Iterator[Any]:
         from google.protobuf.message import DecodeError
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
-    except ImportError as error:
+    except Exception as error:  # also what a version of protobuf raises that does not fit
         raise LogError(f"{path} is TensorBoard's. To read it, run: pip install tensorboard. ({error})") from error
     with opened(path) as file:
         while head := portion(file, _HEAD, path):
