@@ -51,11 +51,6 @@ class Dtype:
         """Whether `numbers` gives new arrays, and not views of the bytes."""
         return self.name in _FLOAT8 or not self.raw.isnative
 
-    @property
-    def byte_table(self) -> np.ndarray | None:
-        """The number that each byte is; None for numbers of several bytes."""
-        return float8_table(self.name) if self.name in _FLOAT8 else None
-
     def numbers(self) -> "tuple[str, Callable[[np.ndarray], np.ndarray]]":
         """Return the dtype of the numbers, and how a flat array of the raw dtype becomes one of them.
 
