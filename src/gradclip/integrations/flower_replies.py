@@ -13,11 +13,10 @@ others, whoever replies first. Of two replies, the metrics count that both have.
 **Shares.** A weight counts as at most 10 times the median, of two the lower one. So honest clients of similar weights
 count, however large the weight is that another sends. If clients must count alike, all weights count as the median.
 
-**Arrays** are read without NumPy's reader: a header says what it wants. Nothing is allocated before the shape, the kind
-of the dtype and the number of bytes are known to be those of the array that was sent.
+**Arrays.** NumPy reads the header alone, which says what it wants. Nothing is allocated before the shape, the kind of
+the dtype and the number of bytes are known to be those of the array that was sent.
 """
 
-import io
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from logging import WARNING
@@ -90,8 +89,8 @@ def _array_like(name: str, array: Array, old: np.ndarray) -> np.ndarray:
     if array.stype != SType.NUMPY:
         raise RefusedError(f"array {shown(name)} is of the unknown type {shown(array.stype)}")
     try:
-        header = numpy_files.header_of(io.BytesIO(array.data[: numpy_files.LONGEST]))
-    except Exception as error:  # NumPy raises whatever a damaged header leads to
+        header = numpy_files.header_of(array.data[: numpy_files.LONGEST])
+    except (ValueError, MemoryError) as error:
         raise RefusedError(f"array {shown(name)} cannot be read: {error}") from error
     dtype, shape = header.kind.raw, header.layout.shape
     if (shape, dtype.kind) != (old.shape, old.dtype.kind):

@@ -39,8 +39,17 @@ class Header(NamedTuple):
         return self.layout.size * self.kind.raw.itemsize
 
 
-def header_of(file: IO[bytes]) -> Header:
-    """Read the header of an array, as `numpy.load` does. Raises ValueError, which says what is wrong."""
+def header_of(start: bytes) -> Header:
+    """Read the header of an array from its first bytes, as `numpy.load` does. Raises ValueError, which says why not."""
+    try:
+        return _header_in(io.BytesIO(start))
+    except (ValueError, MemoryError):
+        raise
+    except Exception as error:  # NumPy raises whatever a damaged header leads to
+        raise ValueError(str(error)) from None
+
+
+def _header_in(file: IO[bytes]) -> Header:
     version = npy.read_magic(file)
     if version not in _READERS:  # the third is for names of fields
         raise ValueError(f"its .npy version {version} is for arrays with named fields, which are not measured.")
@@ -61,10 +70,8 @@ def header_of(file: IO[bytes]) -> Header:
 def array_of(source: Source) -> FileArray:
     """Return the array of an `.npy` file."""
     try:
-        header = header_of(io.BytesIO(source.start(LONGEST)))
-    except MemoryError:
-        raise
-    except Exception as error:  # NumPy raises whatever a damaged header leads to
+        header = header_of(source.start(LONGEST))
+    except ValueError as error:
         source.refuse(shown(error, 300))
     if header.start + header.size > source.size:
         source.refuse(
@@ -142,10 +149,8 @@ def member_of(
         keras = " To measure a model of Keras, save its arrays: numpy.savez(path, *model.get_weights())."
         refuse(f"the member '{name}' is no array, so it is no .npz file.{keras * name.endswith('.json')}")
     try:
-        header = header_of(io.BytesIO(start))
-    except MemoryError:
-        raise
-    except Exception as error:  # NumPy raises whatever a damaged header leads to
+        header = header_of(start)
+    except ValueError as error:
         refuse(f"'{name}': {shown(error, 300)}")
     if header.start + header.size != member.file_size:
         refuse(
