@@ -40,23 +40,29 @@ def is_checkpoint(archive: zipfile.ZipFile) -> bool:
 def read(source: Source, archive: zipfile.ZipFile) -> list[FileArray]:
     """Return the tensors of a checkpoint, named by the keys that lead to them."""
     try:
-        folder, stored = _records(source, archive)
+        folder, members = _members(archive)
+        reader = _reader(source)
+        stored = _places(source, reader, members)
+        order = stored.get(f"{folder}/byteorder")
+        if order is not None and source.bytes_at(*order) != b"little":
+            raise ValueError("its numbers are big-endian. Load it by PyTorch, and save it again on this machine.")
         survey = Survey(source.bytes_at(*stored[f"{folder}{_PICKLE}"]), folder, stored)
         survey.check()
         if f"{folder}/.format_version" in stored:
-            _check_computed(source, survey.in_order, stored.get(f"{folder}/.storage_alignment"))
+            alignment = stored.get(f"{folder}/.storage_alignment")
+            _check_computed(reader, survey.in_order, 64 if alignment is None else int(source.bytes_at(*alignment)))
         loaded, places = _loaded(source, list(survey.in_order.values()))
         found = list(_Tensors().below(loaded))
         names = _names([keys for keys, _ in found])
         arrays = [_array(source, name, x, places) for name, (_, x) in zip(names, found, strict=True)]
         _check_sum(arrays, source.size)
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:  # the latter from PyTorch's reader
         source.refuse(str(error).removeprefix(f"{source.shown}: "))
     return arrays
 
 
-def _records(source: Source, archive: zipfile.ZipFile) -> tuple[str, dict[str, Stored]]:
-    """Return the folder in the archive, and where PyTorch finds each of its members, named in small letters."""
+def _members(archive: zipfile.ZipFile) -> tuple[str, dict[str, zipfile.ZipInfo]]:
+    """Return the folder in the archive, and its members, named in small letters as PyTorch knows them."""
     folder = archive.namelist()[0].partition("/")[0].lower()
     members = {one.filename.lower(): one for one in archive.infolist()}
     if f"{folder}/constants.pkl" in members or not all(name.startswith(f"{folder}/") for name in members):
@@ -70,37 +76,36 @@ def _records(source: Source, archive: zipfile.ZipFile) -> tuple[str, dict[str, S
             raise ValueError(f"'{shown(one.filename)}' is compressed. Save the checkpoint by torch.save.")
         if not name.startswith(f"{folder}/data/") and one.file_size > MOST_BYTES:
             raise ValueError(f"'{shown(name)}' has {one.file_size} bytes. gradclip reads at most {MOST_BYTES}.")
-    reader = _reader(source)
-    found = {
-        name: Stored(reader.get_record_offset(one.filename.partition("/")[2]), one.file_size)
-        for name, one in members.items()
-    }
-    if any(source.bytes_at(start, min(len(MAGIC), size)) == MAGIC for start, size in found.values()):
-        raise ValueError("it can be read as a checkpoint and as .npz. Save it again in one format.")
-    order = found.get(f"{folder}/byteorder")
-    if order is not None and source.bytes_at(*order) != b"little":
-        raise ValueError("its numbers are big-endian. Load it by PyTorch, and save it again on this machine.")
-    return folder, found
+    return folder, members
 
 
 def _reader(source: Source) -> Any:
-    """Return PyTorch's own reader of archives."""
+    """Return PyTorch's own reader of archives. It reads small members at once, so they are looked at before."""
     with read_by("torch", source) as path:
         import torch
 
         return torch._C.PyTorchFileReader(path)
 
 
-def _check_computed(source: Source, storages: dict[str, Stored], alignment: Stored | None) -> None:
+def _places(source: Source, reader: Any, members: dict[str, zipfile.ZipInfo]) -> dict[str, Stored]:
+    """Return where PyTorch finds each member."""
+    found = {
+        name: Stored(reader.get_record_offset(one.filename.partition("/")[2]), one.file_size)
+        for name, one in members.items()
+    }
+    if any(source.bytes_at(start, min(len(MAGIC), size)) == MAGIC for start, size in found.values()):
+        raise ValueError("it can be read as a checkpoint and as .npz. Save it again in one format.")
+    return found
+
+
+def _check_computed(reader: Any, storages: dict[str, Stored], alignment: int) -> None:
     """Refuse a file where PyTorch's `load.calculate_storage_offsets` would find other bytes than the archive has."""
-    reader = _reader(source)
     if next(iter(storages), "0") != "0" or not hasattr(reader, "get_record_offset_no_read"):
         return  # PyTorch would not compute them
-    step = 64 if alignment is None else int(source.bytes_at(*alignment))
     end = 0
     for key, place in storages.items():
         name = f"data/{key}"
-        start = reader.get_record_offset_no_read(end, name, place.size, step) if end else place.offset
+        start = reader.get_record_offset_no_read(end, name, place.size, alignment) if end else place.offset
         if start != place.offset:
             raise ValueError(f"the storage '{shown(key)}' does not lie where PyTorch would compute it. Save it again.")
         long = max(end, place.size) >= _LONG
