@@ -44,7 +44,7 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return found
 
 
-def _restored(value: Any) -> Any:
+def _restored(value: object) -> object:
     if isinstance(value, list):
         return list(map(_restored, value))
     return float(value) if value in ("nan", "inf", "-inf") else value

@@ -38,14 +38,14 @@ def _layer(row: Sequence[Any]) -> LayerOfSpike:
     return LayerOfSpike(str(name), float(norm), float(share), float(times), int(since))
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     try:
         return _listed(value)
     except Exception:  # such as an array that was deleted, or a list that holds itself: a checkpoint is not lost for it
         return described(value)
 
 
-def _listed(value: Any) -> Any:
+def _listed(value: object) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, Mapping):

@@ -178,7 +178,7 @@ class QuantileThreshold:
         found = self._of(smallest, self.factor, lambda x, least: xp.clip(x, least, math.inf))
         return self._within(norms, count[..., None], found)[..., 0]
 
-    def _within(self, norms: Array, count: Any, found: Array) -> Any:
+    def _within(self, norms: Array, count: Array, found: Array) -> Any:
         """Return `initial` where nothing is counted, else what was found, limited to [lower, upper]."""
         xp = namespace_of(norms)
         initial, lower, upper = self._bounds[dtype_name(norms)]
@@ -236,7 +236,7 @@ class QuantileThreshold:
     def _quantile_number(self, norms: np.ndarray, count: int) -> np.floating[Any]:
         return _smallest_number(norms, count, self._fraction)
 
-    def _quantile_array(self, norms: Array, count: Any) -> Any:
+    def _quantile_array(self, norms: Array, count: Array) -> Any:
         return _smallest(_ordered(norms, count), count[..., None], self._fraction)
 
     def _own(self, history: AnyHistory) -> tuple[Any, Any]:
@@ -278,13 +278,13 @@ def _place(fraction: tuple[int, int], count: Any) -> Any:
     return (count * numerator + (denominator - 1)) // denominator
 
 
-def _ordered(norms: Array, count: Any) -> Array:
+def _ordered(norms: Array, count: Array) -> Array:
     """Return the norms in rising order; ones in rows without norms."""
     xp = namespace_of(norms)
     return xp.where(count[..., None] > 0, xp.sort(norms, axis=-1), 1.0)
 
 
-def _smallest(ordered: Array, count: Any, fraction: tuple[int, int]) -> Any:
+def _smallest(ordered: Array, count: Array, fraction: tuple[int, int]) -> Any:
     """Return the quantile of each row of ordered norms."""
     xp, (numerator, denominator) = namespace_of(ordered), fraction
     # The place k of the smallest, counted from 0: ceil(count * fraction) - 1.

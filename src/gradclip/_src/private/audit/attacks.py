@@ -233,7 +233,7 @@ def _times_in_factors(xp: ModuleType, parameter: Array, gradient: Array) -> Arra
 def kinked(clipped: ClippedFunction) -> ClippedFunction:
     """Return a copy that clips and sums the gradients of the loss with the kink."""
 
-    def loss(w: Any, x: Any, y: Any) -> Any:
+    def loss(w: Array, x: Array, y: Array) -> tuple[Array, Array]:
         xp = _namespace(x)
         predicted = xp.matmul(x, w)
         return xp.sum(abs(predicted - y)), predicted

@@ -9,7 +9,7 @@ import warnings
 import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradclip._src.core.formats import bare_name
 from gradclip._src.updates.files.arrays import FileArray, PlainBytes, read_by
@@ -19,6 +19,9 @@ from gradclip._src.updates.files.numpy_files import MAGIC
 from gradclip._src.updates.files.source import Source
 from gradclip._src.updates.files.stored import shown
 from gradclip._src.updates.files.survey import MOST_BYTES, Stored, Survey
+
+if TYPE_CHECKING:
+    import torch
 
 Keys = tuple[object, ...]
 
@@ -204,7 +207,7 @@ def _names(paths: list[Keys]) -> list[str]:
     return found
 
 
-def _array(source: Source, name: str, tensor: Any, places: dict[int, Stored]) -> FileArray:
+def _array(source: Source, name: str, tensor: "torch.Tensor", places: dict[int, Stored]) -> FileArray:
     why = _unread(tensor)
     if why:
         raise ValueError(f"'{shown(name)}' is {why}")
@@ -219,7 +222,7 @@ def _array(source: Source, name: str, tensor: Any, places: dict[int, Stored]) ->
     return FileArray(name, kind, layout, PlainBytes(source, place.offset + first, layout.span * item))
 
 
-def _unread(tensor: Any) -> str:
+def _unread(tensor: "torch.Tensor") -> str:
     """Say why a tensor is not read; nothing if it is."""
     import torch
 
