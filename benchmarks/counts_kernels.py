@@ -44,7 +44,7 @@ def groups(params, max_norm):
 
 
 def watched():
-    max_norm, monitor = gradclip.AdaptiveNorm(), gradclip.Monitor()
+    max_norm, monitor = gradclip.AdaptiveThreshold(), gradclip.Monitor()
     return lambda params, _: gradclip.clip_grad_norm_(params, max_norm, monitor=monitor)
 
 
@@ -68,7 +68,7 @@ CALLS = {
     "clip_grad_norm_, zero": (partial(gradclip.clip_grad_norm_, nonfinite="zero"), torchs),
     "clip_grad_norm_, four groups": (lambda p, c: gradclip.clip_grad_norm_(groups(p, c), c), torchs_groups),
     "clip_grad_layer_norm_": (gradclip.clip_grad_layer_norm_, torchs_layers),
-    "clip_grad_norm_, AdaptiveNorm and Monitor": (watched(), torchs),
+    "clip_grad_norm_, AdaptiveThreshold and Monitor": (watched(), torchs),
 }
 """gradclip's call and PyTorch's, by name."""
 
@@ -146,7 +146,7 @@ def main():
     torch.set_num_threads(1)
     lines = []
     for name, (call, peer) in CALLS.items():
-        cases = [NEVER] if "AdaptiveNorm" in name else [NEVER, ALWAYS]
+        cases = [NEVER] if "AdaptiveThreshold" in name else [NEVER, ALWAYS]
         ours, theirs = ([count(one, case) for case in cases] for count, one in ((counted, call), (counted_peer, peer)))
         lines.append([name, ours, theirs])
     without_kernels()

@@ -117,7 +117,7 @@ def by_a_tensor(held):
 
 
 def adaptive(held):
-    max_norm, monitor = gradclip.AdaptiveNorm(), gradclip.Monitor()
+    max_norm, monitor = gradclip.AdaptiveThreshold(), gradclip.Monitor()
     return lambda: gradclip.clip_grad_norm_(held.parameters, max_norm, monitor=monitor), torchs(held)
 
 
@@ -151,7 +151,7 @@ CALLS = {
     ),
     "clip_grad_norm_, a tensor for max_norm": (by_a_tensor, TORCHS, BOTH),
     "grad_norm": (norm, "torch.nn.utils.get_total_norm", ("not clipped",)),
-    "clip_grad_norm_, AdaptiveNorm and Monitor": (adaptive, f"{TORCHS}, a number", ("not clipped",)),
+    "clip_grad_norm_, AdaptiveThreshold and Monitor": (adaptive, f"{TORCHS}, a number", ("not clipped",)),
     "clip_by_global_norm": (functional, "torch.nn.utils.get_total_norm, torch._foreach_mul", BOTH),
 }
 """What makes gradclip's call and the peer's, what the peer is, and the cases."""

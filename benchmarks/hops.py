@@ -62,7 +62,7 @@ def unusual():
     many, frozen, batch = parameters(), parameters(frozen=1), np.ones((5, 3))
     summed = gradclip.clipped_grad(lambda w, x: (w * x).sum(), 1.0)
     weights, examples = torch.ones(3), torch.ones(5, 3)
-    max_norm, monitor, mask = gradclip.AdaptiveNorm(), gradclip.Monitor(), [True] * 4 + [False]
+    max_norm, monitor, mask = gradclip.AdaptiveThreshold(), gradclip.Monitor(), [True] * 4 + [False]
     arrays, traced = {"w": np.ones(3), "b": np.ones(2)}, {"w": jnp.ones(3), "b": jnp.ones(2)}
     scalar, bound = torch.tensor(1.0), np.array(1.0)
 
@@ -76,7 +76,9 @@ def unusual():
     return {
         "clip_in_backward, PyTorch, one gradient": lambda: hooked.sum().backward(),
         "clip_grad_norm_, PyTorch, tensor threshold": lambda: gradclip.clip_grad_norm_(many, scalar),
-        "clip_grad_norm_, PyTorch, AdaptiveNorm": lambda: gradclip.clip_grad_norm_(many, max_norm, monitor=monitor),
+        "clip_grad_norm_, PyTorch, AdaptiveThreshold": lambda: gradclip.clip_grad_norm_(
+            many, max_norm, monitor=monitor
+        ),
         "clip_grad_layer_norm_, PyTorch": lambda: gradclip.clip_grad_layer_norm_(many, 1.0),
         "clip_grad_layer_norm_, PyTorch, frozen layer": lambda: gradclip.clip_grad_layer_norm_(frozen, 1.0),
         "clip_by_global_norm, NumPy, array threshold": lambda: gradclip.clip_by_global_norm(arrays, bound),

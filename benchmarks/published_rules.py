@@ -27,12 +27,12 @@ class Fixed:
 
 
 class Ours:
-    """gradclip.QuantileThreshold with its defaults and nonfinite="skip"."""
+    """gradclip.QuantileRule with its defaults and nonfinite="skip"."""
 
-    name = "QuantileThreshold"
+    name = "QuantileRule"
 
     def __init__(self, rule=None):
-        self.rule = gradclip.QuantileThreshold() if rule is None else rule
+        self.rule = gradclip.QuantileRule() if rule is None else rule
         self.history, self.limit = self.rule.init(), math.inf
 
     def after(self, norm):
@@ -42,12 +42,12 @@ class Ours:
 
 
 class OursBySpread(Ours):
-    """gradclip.SpreadThreshold, the default of gradclip.AdaptiveNorm, and nonfinite="skip"."""
+    """gradclip.SpreadRule, the default of gradclip.AdaptiveThreshold, and nonfinite="skip"."""
 
-    name = "SpreadThreshold"
+    name = "SpreadRule"
 
     def __init__(self):
-        super().__init__(gradclip.SpreadThreshold())
+        super().__init__(gradclip.SpreadRule())
 
 
 class AutoClip:

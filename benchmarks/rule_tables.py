@@ -5,7 +5,7 @@ import math
 from report import head
 from training_figures import behind, best, best_fixed, better, margin, widest_fixed, width
 
-COMPARED = ("AdaptiveNorm", "SteadyThreshold", "twice the median", "quantile 0.1", "quantile 0.5", "quantile 0.9")
+COMPARED = ("AdaptiveThreshold", "SteadyRule", "twice the median", "quantile 0.1", "quantile 0.5", "quantile 0.9")
 COMPARED += ("AGC 0.01", "ZClip", "AutoClip", "smartclip", "none")
 
 
@@ -21,7 +21,7 @@ def of_best(tasks):
 def of_doubt(tasks):
     """Return a line for each rule of gradclip: how far it is behind the best fixed threshold, and how sure that is."""
     lines = head("behind the best fixed threshold", *(task["name"] for task in tasks.values()))
-    for rule in ("AdaptiveNorm", "SteadyThreshold"):
+    for rule in ("AdaptiveThreshold", "SteadyRule"):
         cells = [(*behind(task, rule), " points" * (task["figure"] == "accuracy") or "%") for task in tasks.values()]
         lines += _line(rule, [f"{100 * by:+.1f} ± {100 * error:.1f}{unit}" for by, error, unit in cells])
     return lines

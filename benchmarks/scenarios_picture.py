@@ -5,9 +5,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 SHOWN = ("spikes, 1%", "bursts of 20", "level x30", "2,000 zeros", "one NaN")
-COLOURS = {"QuantileThreshold": "#56B4E9", "SpreadThreshold": "#0072B2", "AutoClip": "#D55E00", "ZClip": "#CC79A7"}
+COLOURS = {"QuantileRule": "#56B4E9", "SpreadRule": "#0072B2", "AutoClip": "#D55E00", "ZClip": "#CC79A7"}
 COLOURS |= {"TRELLIS": "#009E73"}
-LINES = {"QuantileThreshold": "-", "SpreadThreshold": "-", "AutoClip": "--", "ZClip": "-.", "TRELLIS": ":"}
+LINES = {"QuantileRule": "-", "SpreadRule": "-", "AutoClip": "--", "ZClip": "-.", "TRELLIS": ":"}
 
 
 def draw(rules, histories, path):

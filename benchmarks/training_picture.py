@@ -9,8 +9,8 @@ from training_figures import best_fixed, finished, fixed, medians
 # Colours that people with any colour vision can tell apart.
 LINES = {
     "none": ("#000000", ":"),
-    "AdaptiveNorm": ("#0072B2", "-"),
-    "SteadyThreshold": ("#7A4FD0", "-"),
+    "AdaptiveThreshold": ("#0072B2", "-"),
+    "SteadyRule": ("#7A4FD0", "-"),
     "twice the median": ("#56B4E9", "--"),
     "AGC 0.01": ("#009E73", "-."),
     "ZClip": ("#CC79A7", "--"),
@@ -43,7 +43,7 @@ def _panel(axis, task):
         drawn = np.array(medians(task, rule)) if accuracy else np.minimum(medians(task, rule), 3 * WORST * best)
         label = "fixed, 0.01 to 100" if of_fixed else rule if rule in LINES else None
         if label:
-            wide = 2.6 if rule in ("AdaptiveNorm", "SteadyThreshold") else 1.0 if of_fixed else 1.6
+            wide = 2.6 if rule in ("AdaptiveThreshold", "SteadyRule") else 1.0 if of_fixed else 1.6
             axis.plot(task["rates"], drawn, line, color=colour, lw=wide, label=label, zorder=1 if of_fixed else 2)
     axis.axhline(best - 0.05 if accuracy else 1.1 * best, color="#D00000", lw=0.8, label="works")
     axis.set_xscale("log")

@@ -33,15 +33,15 @@ class InstalledSmartClip:
 
 
 def quantile(factor, share):
-    return Ours(gradclip.QuantileThreshold(factor=factor, quantile=share))
+    return Ours(gradclip.QuantileRule(factor=factor, quantile=share))
 
 
 FIXED = tuple(float(f"{10 ** (half / 2):.1g}") for half in range(-4, 5))
 RULES = {
     "none": NoClipping,
     **{f"fixed {threshold:g}": partial(Fixed, threshold) for threshold in FIXED},
-    "AdaptiveNorm": OursBySpread,
-    "SteadyThreshold": lambda: Ours(gradclip.SteadyThreshold()),
+    "AdaptiveThreshold": OursBySpread,
+    "SteadyRule": lambda: Ours(gradclip.SteadyRule()),
     "twice the median": partial(quantile, 2.0, 0.5),
     "quantile 0.1": partial(quantile, 1.0, 0.1),
     "quantile 0.5": partial(quantile, 1.0, 0.5),
@@ -52,4 +52,4 @@ RULES = {
     "smartclip": InstalledSmartClip,
 }
 INSTALLED = [name for name in RULES if name != "smartclip" or importlib.util.find_spec("smartclip")]
-SHORT = ["none", "fixed 0.1", "fixed 1", "AdaptiveNorm", "twice the median"]
+SHORT = ["none", "fixed 0.1", "fixed 1", "AdaptiveThreshold", "twice the median"]

@@ -47,8 +47,8 @@ def advice(name):
         ),
         ("adaptive_gradient_clipping", "Use gradclip.adaptive_grad_clip(grads, params), or "),
         ("AGC", "Use gradclip.adaptive_grad_clip(grads, params), or "),
-        ("ZClip", "pass max_norm=gradclip.AdaptiveNorm() to gradclip.clip_grad_norm_."),
-        ("QuantileClip", "pass max_norm=gradclip.AdaptiveNorm(gradclip.QuantileThreshold(1, 0.9, 1_000)) to "),
+        ("ZClip", "pass max_norm=gradclip.AdaptiveThreshold() to gradclip.clip_grad_norm_."),
+        ("QuantileClip", "pass max_norm=gradclip.AdaptiveThreshold(gradclip.QuantileRule(1, 0.9, 1_000)) to "),
         ("fold_into", "Import it from gradclip.integrations.torch."),
         ("ClippingMetrics", "Import it from gradclip.integrations.keras."),
         ("skip_spikes", "Import it from gradclip.integrations.optax."),
@@ -81,7 +81,7 @@ def test_an_import_of_a_guessed_name_leads_to_ours(code):
     [
         (
             "from gradclip.integrations import autoclip",
-            r"AdaptiveNorm\(gradclip\.QuantileThreshold\(1, 0\.9, 1_000\)\) to",
+            r"AdaptiveThreshold\(gradclip\.QuantileRule\(1, 0\.9, 1_000\)\) to",
         ),
         ("import gradclip.integrations.autoclip", "For a threshold at a quantile of the last norms, pass max_norm="),
         ("from gradclip.integrations.autoclip import QuantileClip", "For a threshold at a quantile of the last norms"),
@@ -162,8 +162,8 @@ def test_names_that_advice_gives_are_there(name):
             "'foreach'. Leave it out: gradclip does not need it.",
         ),
         (
-            lambda: gradclip.AdaptiveNorm(window=10),
-            "'window'. Pass rule=gradclip.QuantileThreshold(...) instead.",
+            lambda: gradclip.AdaptiveThreshold(window=10),
+            "'window'. Pass rule=gradclip.QuantileRule(...) instead.",
         ),
         (lambda: clip_grad_norm_([], 1.0, ord=1), "'ord'. Pass norm_type= instead."),
         (
@@ -194,8 +194,8 @@ def test_names_that_advice_gives_are_there(name):
             "clipped.sensitivity().noise_std(noise_multiplier).",
         ),
         (
-            lambda: gradclip.AdaptiveNorm(quantile=0.9),
-            "'quantile'. Pass rule=gradclip.QuantileThreshold(...) instead.",
+            lambda: gradclip.AdaptiveThreshold(quantile=0.9),
+            "'quantile'. Pass rule=gradclip.QuantileRule(...) instead.",
         ),
     ],
 )

@@ -75,12 +75,12 @@ def test_help_starts_with_a_map_and_shows_public_names_alone():
         "ClippingError",
         "ClippingWarning",
         "MaxNormSearch",
-        "QuantileThreshold",
+        "QuantileRule",
         "Sensitivity",
         "SensitivityReport",
         "Spike",
         "SpikeExplanation",
-        "SpreadThreshold",
+        "SpreadRule",
         "UpdateCheck",
     }
     functions = re.findall(r"^    (\w+)\(", after.partition("\nFUNCTIONS\n")[2], re.MULTILINE)

@@ -19,7 +19,7 @@ def test_a_generator_is_read_once():
 
 
 def test_an_iterator_is_read_once_though_a_spike_is_clipped_twice():
-    given, holder = torch.nn.Parameter(torch.zeros(4)), gradclip.AdaptiveNorm(skip_above=2.0)
+    given, holder = torch.nn.Parameter(torch.zeros(4)), gradclip.AdaptiveThreshold(skip_above=2.0)
     given.grad = torch.ones(4)
     gradclip.clip_grad_norm_(iter([given]), holder)
     given.grad = torch.full((4,), 100.0)

@@ -38,9 +38,9 @@ def check_ours(found):
 
 
 def test_ours_is_never_killed(scenarios):
-    ours = next(make for make in scenarios.RULES if make.name == "QuantileThreshold")
-    check_ours(scenarios.measured([ours], seeds=1)["QuantileThreshold"])
-    check_ours(KEPT["scenarios"]["QuantileThreshold"])
+    ours = next(make for make in scenarios.RULES if make.name == "QuantileRule")
+    check_ours(scenarios.measured([ours], seeds=1)["QuantileRule"])
+    check_ours(KEPT["scenarios"]["QuantileRule"])
 
 
 def test_published_rules_are_killed_as_the_page_says(scenarios):
@@ -59,9 +59,9 @@ def test_those_with_a_window_recover(scenarios):
 def test_the_page_shows_where_others_are_better():
     """A rise is followed sooner where the newest norm counts at once."""
     kept = KEPT["scenarios"]
-    assert kept["bitsandbytes"]["level x30"]["recovery"] < kept["QuantileThreshold"]["level x30"]["recovery"]
+    assert kept["bitsandbytes"]["level x30"]["recovery"] < kept["QuantileRule"]["level x30"]["recovery"]
     for name in ("smartclip", "SkipStep"):
-        assert kept[name]["heavy tail"]["clipped"] < kept["QuantileThreshold"]["heavy tail"]["clipped"]
+        assert kept[name]["heavy tail"]["clipped"] < kept["QuantileRule"]["heavy tail"]["clipped"]
     for name in ("fixed, chosen well", "AdaGC", "Open-Sora Plan"):
         assert kept[name]["spike at once"]["through"] == 0
 
@@ -83,10 +83,10 @@ def test_a_training_with_bad_batches(scenarios):
     import bad_batches
 
     ours, none = (
-        make for make in (*scenarios.RULES, bad_batches.NoClipping) if make.name in ("QuantileThreshold", "no clipping")
+        make for make in (*scenarios.RULES, bad_batches.NoClipping) if make.name in ("QuantileRule", "no clipping")
     )
     for found in (bad_batches.accuracies([ours], seeds=1), [KEPT["training"][0]]):
-        assert found[0]["rule"] == "QuantileThreshold"
+        assert found[0]["rule"] == "QuantileRule"
         assert min(found[0]["bad batches"] + found[0]["and a NaN"]) > 0.95
     assert KEPT["training"][-1]["rule"] == none.name
     assert max(KEPT["training"][-1]["bad batches"]) < 0.2

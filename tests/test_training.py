@@ -53,7 +53,7 @@ def test_a_median_that_diverged_does_not_work(benchmark_module):
 def test_every_task_and_rule_was_trained_with_five_seeds_over_two_decades(benchmark_module):
     rules = benchmark_module("training_rules").RULES
     assert list(KEPT) == NAMES
-    assert {"none", "AdaptiveNorm", "smartclip", "AGC 0.01", "ZClip", "AutoClip"} < {*rules}
+    assert {"none", "AdaptiveThreshold", "smartclip", "AGC 0.01", "ZClip", "AutoClip"} < {*rules}
     for task in KEPT.values():
         assert {*task["figures"]} == {*rules}
         assert math.log10(task["rates"][-1] / task["rates"][0]) >= 2 - 1e-9
@@ -62,7 +62,7 @@ def test_every_task_and_rule_was_trained_with_five_seeds_over_two_decades(benchm
 
 
 @pytest.mark.parametrize(
-    ("rule", "low", "high"), [("AdaptiveNorm", 0.94, 1.0), ("fixed 1", 0.94, 1.0), ("none", 0.0, 0.2)]
+    ("rule", "low", "high"), [("AdaptiveThreshold", 0.94, 1.0), ("fixed 1", 0.94, 1.0), ("none", 0.0, 0.2)]
 )
 def test_a_training_with_bad_batches_gives_what_was_measured(benchmark_module, rule, low, high):
     tasks, rules, runs = map(benchmark_module, ("training_tasks", "training_rules", "training_runs"))
@@ -118,9 +118,9 @@ def test_the_default_rule_works_wherever_a_fixed_threshold_does(benchmark_module
     """How near it comes at its best rate, as the page says: not as near as the best of nine fixed thresholds."""
     figures = benchmark_module("training_figures")
     for task in KEPT.values():
-        margin = figures.margin(task, figures.best_fixed(task), figures.best(task, "AdaptiveNorm"))
+        margin = figures.margin(task, figures.best_fixed(task), figures.best(task, "AdaptiveThreshold"))
         assert margin > 0
-        assert figures.width(task, "AdaptiveNorm") > 0
+        assert figures.width(task, "AdaptiveThreshold") > 0
 
 
 def test_the_doubt_is_that_of_drawing_the_seeds_again(benchmark_module):

@@ -60,7 +60,7 @@ def train(max_norm, monitor):
 ways = {
     "no clipping": float("inf"),
     "max_norm=1": 1.0,
-    "skip_above=4": gradclip.AdaptiveNorm(skip_above=4.0),
+    "skip_above=4": gradclip.AdaptiveThreshold(skip_above=4.0),
 }
 curves = {}
 for name, max_norm in ways.items():

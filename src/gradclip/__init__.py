@@ -35,7 +35,7 @@ Train with differential privacy
   noise for an epsilon, and what a run has spent         PrivateRun, made before the loop
 
 Choose a threshold
-  let it follow the norms of past steps                  AdaptiveNorm(), SteadyThreshold() for Adam
+  let it follow the norms of past steps                  AdaptiveThreshold(), SteadyRule() for Adam
   the same, with differential privacy                    PrivateQuantile()
   see how often clipping happens, and get advice         Monitor()
   try thresholds with a short training                   find_max_norm(train)
@@ -75,11 +75,11 @@ from gradclip._src.private.functions.clipped import ClippedFunction
 from gradclip._src.private.functions.transforms import clipped_fun, clipped_grad
 from gradclip._src.private.sums.clip import PerExampleInfo, per_example_clip
 from gradclip._src.private.sums.sensitivity import Sensitivity, clipped_sum_sensitivity
-from gradclip._src.thresholds.below_usual import SpreadThreshold, SteadyThreshold
+from gradclip._src.thresholds.below_usual import SpreadRule, SteadyRule
 from gradclip._src.thresholds.history import NormHistory, SteadyHistory
-from gradclip._src.thresholds.holder import AdaptiveNorm
+from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip._src.thresholds.private import PrivateQuantile, PrivateQuantileState
-from gradclip._src.thresholds.quantile import QuantileThreshold
+from gradclip._src.thresholds.quantile import QuantileRule
 from gradclip._src.words import advise_on_imports, no_attribute
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "AdaptiveNorm",
+    "AdaptiveThreshold",
     "ClippedFunction",
     "ClippingError",
     "ClippingWarning",
@@ -115,14 +115,14 @@ __all__ = [
     "PrivateQuantile",
     "PrivateQuantileState",
     "PrivateRun",
-    "QuantileThreshold",
+    "QuantileRule",
     "Sensitivity",
     "SensitivityReport",
     "Spike",
     "SpikeExplanation",
-    "SpreadThreshold",
+    "SpreadRule",
     "SteadyHistory",
-    "SteadyThreshold",
+    "SteadyRule",
     "UpdateCheck",
     "adaptive_grad_clip",
     "adaptive_grad_clip_",

@@ -27,7 +27,7 @@ Thresholds: TypeAlias = object
 """A `Threshold`, or a tree prefix of them; its containers may be of any type."""
 
 NamedThresholds: TypeAlias = Mapping[str, Any]
-"""Patterns of names, and for each a `Threshold`, an `AdaptiveNorm`, or None."""
+"""Patterns of names, and for each a `Threshold`, an `AdaptiveThreshold`, or None."""
 
 Where: TypeAlias = Callable[[str], object] | str | Sequence[str] | None
 """A function that says whether a name is chosen, a pattern of names, or several; None chooses all."""

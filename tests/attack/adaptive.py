@@ -24,7 +24,7 @@ def attack(rng):
     low, high = (-100, 110) if dtype == "float32" else (-1000, 1000)
     level, window = int(rng.integers(low, high)), int(rng.integers(1, 4))
     skip_above = float(rng.choice([1.0, 2.0, 100.0, math.inf]))
-    max_norm = gradclip.AdaptiveNorm(gradclip.QuantileThreshold(window=window), skip_above=skip_above)
+    max_norm = gradclip.AdaptiveThreshold(gradclip.QuantileRule(window=window), skip_above=skip_above)
     for _ in range(6):
         exponent = level + int(rng.choice([0, 1, 2, 10, 200 if dtype == "float32" else 2000]))
         x = _gradient(rng, dtype, exponent)

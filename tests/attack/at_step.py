@@ -60,7 +60,7 @@ def attack(rng):
     ours, theirs = ([torch.nn.Parameter(torch.ones(x.shape)) for x in case.gradients[0]] for _ in range(2))
     # PyTorch's fused RMSprop does not exist, and the plain steps are those of other kernels where there are some.
     one, other = MAKE[case.optimizer](ours, **case.how), MAKE[case.optimizer](theirs)
-    adaptive = gradclip.AdaptiveNorm(skip_above=SKIP_ABOVE if case.skips else math.inf)
+    adaptive = gradclip.AdaptiveThreshold(skip_above=SKIP_ABOVE if case.skips else math.inf)
     monitor = gradclip.Monitor()
     max_norm = adaptive if case.max_norm is None else case.max_norm
     clipping = clip_at_step(one, max_norm, nonfinite=case.nonfinite, monitor=monitor)

@@ -24,7 +24,7 @@ def call(rng, parameters):
     elif way == 2:
         gradclip.clip_grad_layer_norm_(parameters, 1.0)
     elif way == 3:
-        gradclip.clip_grad_norm_((p for p in parameters), gradclip.AdaptiveNorm())
+        gradclip.clip_grad_norm_((p for p in parameters), gradclip.AdaptiveThreshold())
     elif way == 4:
         gradclip.clip_grad_norm_([("w", p) for p in parameters], 1.0)
     else:

@@ -59,7 +59,7 @@ def test_functions_that_call_another_one_announce_once(heard, function, argument
 
 @pytest.mark.parametrize("settings", [{}, {"monitor": gradclip.Monitor()}, {"nonfinite": "skip"}])
 def test_several_thresholds_are_one_call(heard, settings):
-    groups = [{"params": [weight()]}, {"params": [weight()], "max_norm": gradclip.AdaptiveNorm()}]
+    groups = [{"params": [weight()]}, {"params": [weight()], "max_norm": gradclip.AdaptiveThreshold()}]
     gradclip.clip_grad_norm_(groups, 1.0, **settings)
     gradclip.clip_grad_norm_({"a": weight(), "b": weight()}, {"a": 1.0, "*": None}, **settings)
     assert [call.function for call in heard] == ["clip_grad_norm_"] * 2

@@ -14,12 +14,12 @@ from gradients import close, numbers, parameter, same_everywhere, unseen
 from worker import run_all
 
 WORLD = int(os.environ.get("WORLD_SIZE", "1"))
-RULE = gradclip.QuantileThreshold(factor=1.1, window=4)
+RULE = gradclip.QuantileRule(factor=1.1, window=4)
 
 
 def norms_of_steps(clip):
     """Take ten steps; one process has NaN at the third, all have zeros at the fourth."""
-    max_norm = gradclip.AdaptiveNorm(RULE)
+    max_norm = gradclip.AdaptiveThreshold(RULE)
     for step in range(10):
         full = numbers(8, seed=step, scale=100.0 if step == 7 else 1.0)
         if step == 2:
@@ -74,7 +74,7 @@ def process_groups():
 
 
 def thresholds_that_differ_are_an_error_and_not_observed():
-    max_norm = gradclip.AdaptiveNorm(gradclip.QuantileThreshold(initial=1.0 + dist.get_rank()))
+    max_norm = gradclip.AdaptiveThreshold(gradclip.QuantileRule(initial=1.0 + dist.get_rank()))
     with pytest.raises(ValueError, match=r"max_norm is 1\.0 on rank 0"):
         gradclip.clip_grad_norm_(
             [parameter(numbers(3, seed=dist.get_rank()))], max_norm, process_group=dist.group.WORLD
@@ -83,7 +83,7 @@ def thresholds_that_differ_are_an_error_and_not_observed():
 
 
 def what_a_holder_refuses_reaches_the_others():
-    max_norm = gradclip.AdaptiveNorm()
+    max_norm = gradclip.AdaptiveThreshold()
     mine = numbers(3, seed=dist.get_rank())
     gradclip.clip_grad_norm_([parameter(mine)], max_norm, process_group=dist.group.WORLD)
     ord, kind, words = (

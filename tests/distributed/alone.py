@@ -70,7 +70,7 @@ def parameter_groups_that_cannot_be_listed():
             for call in (
                 gradclip.grad_norm,
                 lambda listed: gradclip.clip_grad_norm_(listed, 1.0),
-                lambda listed: gradclip.clip_grad_norm_(listed, gradclip.AdaptiveNorm()),
+                lambda listed: gradclip.clip_grad_norm_(listed, gradclip.AdaptiveThreshold()),
                 lambda listed: gradclip.clip_grad_norm_(listed, 1.0, monitor=gradclip.Monitor()),
                 lambda listed: gradclip.clip_grad_norm_(listed, 1.0, monitor=gradclip.Monitor(layers_every=1)),
             ):
@@ -83,7 +83,7 @@ def generators_that_fail():
         raise KeyError("broken")
 
     options = {"process_group": dist.group.WORLD}
-    for max_norm in (1.0, gradclip.AdaptiveNorm(skip_above=2.0)):
+    for max_norm in (1.0, gradclip.AdaptiveThreshold(skip_above=2.0)):
         for monitor in (None, gradclip.Monitor(layers_every=1)):
             p = stage(mesh=False)
             refused_by_all(
@@ -140,10 +140,10 @@ def gradients_that_an_engine_holds():
         )
 
 
-def orders_that_an_adaptive_norm_has_not_seen():
+def orders_that_an_adaptive_threshold_has_not_seen():
     for mesh in (False, True):
         options = {} if mesh else {"process_group": dist.group.WORLD}
-        max_norm, p = gradclip.AdaptiveNorm(), stage(mesh=mesh)
+        max_norm, p = gradclip.AdaptiveThreshold(), stage(mesh=mesh)
         gradclip.clip_grad_norm_([p], max_norm, **options)
         for ord, kind, words in ((1, ValueError, "observed norms of ord=2"), ("2", ValueError, "ord must be")):
             for monitor in (None, gradclip.Monitor()):
@@ -192,8 +192,8 @@ def spikes_that_only_some_would_skip():
     """Before the first call clips, since the second, which makes zeros, would be made by some alone."""
     for mesh in (False, True):
         options = {} if mesh else {"process_group": dist.group.WORLD}
-        rule = gradclip.QuantileThreshold(initial=0.1)
-        max_norm = gradclip.AdaptiveNorm(rule, skip_above=1e9 if dist.get_rank() == WRONG else 2.0)
+        rule = gradclip.QuantileRule(initial=0.1)
+        max_norm = gradclip.AdaptiveThreshold(rule, skip_above=1e9 if dist.get_rank() == WRONG else 2.0)
         p = stage(mesh=mesh)
         before = local(p).clone()
         with pytest.raises(ValueError, match=rf"skip_above is .*1000000000.0 on rank {WRONG}"):

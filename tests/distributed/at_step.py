@@ -37,7 +37,7 @@ def different_parameters_share_one_norm():
 
 
 def a_step_that_one_process_spoils_is_skipped_by_all():
-    for max_norm in (1.0, gradclip.AdaptiveNorm()):
+    for max_norm in (1.0, gradclip.AdaptiveThreshold()):
         weight, optimizer = descent(torch.optim.AdamW)
         clipping = clip_at_step(optimizer, max_norm, nonfinite="skip", process_group=dist.group.WORLD)
         weight.grad = torch.tensor([1.0, math.nan if dist.get_rank() == WORLD - 1 else 1.0])
@@ -124,7 +124,7 @@ def an_overflow_is_skipped_by_all_where_the_scaler_steps_an_optimizer_around():
 def an_overflow_is_skipped_by_all_where_groups_have_thresholds_or_optimizers_are_fused():
     mine = torch.tensor([3.0, 4.0]) * (1 + dist.get_rank())
     for fused in (False, True):
-        for max_norm in (1.0, gradclip.AdaptiveNorm()):
+        for max_norm in (1.0, gradclip.AdaptiveThreshold()):
             weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
             groups = [{"params": weights[:1]}, {"params": weights[1:], "max_norm": max_norm}]
             optimizer = torch.optim.SGD(groups, lr=1.0, fused=fused)
@@ -189,8 +189,8 @@ def shards_of_fsdp2_share_one_norm():
         theirs.load_state_dict(ours.state_dict())
         fully_shard(ours, mesh=init_device_mesh("cpu", (WORLD,)))
         one, other = (make(model.parameters(), lr=0.1, **settings) for model in (ours, theirs))
-        clipping = clip_at_step(one, gradclip.AdaptiveNorm(skip_above=4.0), nonfinite="skip")
-        by_hand = gradclip.AdaptiveNorm(skip_above=4.0)
+        clipping = clip_at_step(one, gradclip.AdaptiveThreshold(skip_above=4.0), nonfinite="skip")
+        by_hand = gradclip.AdaptiveThreshold(skip_above=4.0)
         for scale in (1.0, 1.0, 300.0, 2.0, 1.0):
             x = torch.full((1, 6), scale)
             for model in (ours, theirs):
@@ -237,7 +237,7 @@ def groups_of_shards_have_thresholds_of_their_own():
 
 
 def a_spike_in_a_group_of_shards_skips_that_group():
-    follows = gradclip.AdaptiveNorm(gradclip.QuantileThreshold(factor=2.0), skip_above=4.0)
+    follows = gradclip.AdaptiveThreshold(gradclip.QuantileRule(factor=2.0), skip_above=4.0)
     body, head, optimizer = grouped(follows)
     clip_at_step(optimizer, 1.0)
     for norm in (1.0, 1.0, 1000.0):
@@ -257,7 +257,7 @@ def thresholds_of_groups_that_differ_are_refused_by_all():
 
 
 def a_threshold_of_a_group_that_follows_another_optimizer_on_one_process():
-    mine, taken = gradclip.AdaptiveNorm(), gradclip.AdaptiveNorm()
+    mine, taken = gradclip.AdaptiveThreshold(), gradclip.AdaptiveThreshold()
     kept = clip_at_step(descent()[1], taken)
     weight, optimizer = descent()
     clip_at_step(optimizer, 1.0, process_group=dist.group.WORLD)

@@ -80,8 +80,8 @@ def what_is_not_finite_counts_for_all():
         assert params["embedding"].grad.to_local().isfinite().all()
 
 
-def adaptive_norms_and_monitors():
-    own, monitor = gradclip.AdaptiveNorm(), gradclip.Monitor()
+def adaptive_thresholds_and_monitors():
+    own, monitor = gradclip.AdaptiveThreshold(), gradclip.Monitor()
     for _ in range(2):
         gradclip.clip_grad_norm_(groups(named(), own), 0.5, monitor=monitor)
     close(torch.tensor(float(own.norm)), FULL["head"].norm())
@@ -131,7 +131,7 @@ def the_same_thresholds_in_another_order():
     params, thresholds = named(), dict.fromkeys(patterns[:: -1 if RANK else 1], 1.0)
     match = r"order of thresholds is max_norm\['encoder.*'\], .* on rank 0, max_norm\['embedding'\], "
     refused_by_all(params, params, thresholds, ValueError, match)
-    params, own = named(), [gradclip.AdaptiveNorm(skip_above=multiple) for multiple in (4.0, 8.0)]
+    params, own = named(), [gradclip.AdaptiveThreshold(skip_above=multiple) for multiple in (4.0, 8.0)]
     thresholds = dict(zip(("encoder.*", "*"), own[:: 1 if RANK else -1], strict=True))
     match = r"skip_above of each is \[8.0, 4.0\] on rank 0, \[4.0, 8.0\]"
     refused_by_all(params, params, thresholds, ValueError, match)
@@ -140,7 +140,7 @@ def the_same_thresholds_in_another_order():
 def mistakes_before_the_thresholds_are_read_reach_all():
     for options, words in (({"monitor": 3}, "monitor must be"), ({"ord": 0}, "ord must be")):
         for spelled in (groups, dict):
-            for common in (0.5, gradclip.AdaptiveNorm()):
+            for common in (0.5, gradclip.AdaptiveThreshold()):
                 params = named()
                 limit = common if spelled is groups else {"encoder.*": common, "*": None}
                 given = options if RANK == 0 else {}

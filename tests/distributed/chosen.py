@@ -61,7 +61,7 @@ def nothing_on_any_process():
                 with pytest.raises(ValueError, match=expected), CommDebugMode() as calls:
                     call(given, 0.0, where=where, **processes)
                 assert calls.get_total_counts() == 1
-    for wrong in ({"ord": math.inf}, {"max_norm": gradclip.AdaptiveNorm()}, {"max_norm": {"*": 1.0}}):
+    for wrong in ({"ord": math.inf}, {"max_norm": gradclip.AdaptiveThreshold()}, {"max_norm": {"*": 1.0}}):
         with pytest.raises(ValueError, match=words):
             gradclip.clip_grad_norm_(own, **{"max_norm": 0.0, **wrong}, where="head", **processes)
     with pytest.raises(ValueError, match=words):

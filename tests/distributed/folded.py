@@ -122,7 +122,7 @@ def a_scale_that_only_one_process_has_is_an_error():
 
 def a_spike_leaves_the_scale_as_it_is():
     weight, optimizer = descent()
-    clipping = together(optimizer, gradclip.AdaptiveNorm(gradclip.QuantileThreshold(factor=2.0), skip_above=4.0))
+    clipping = together(optimizer, gradclip.AdaptiveThreshold(gradclip.QuantileRule(factor=2.0), skip_above=4.0))
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
     for times in (1.0, 1.0, 1000.0):
         before = weight.tolist()
@@ -172,7 +172,7 @@ def what_no_scaler_found_is_raised_by_all():
 
 
 def arguments_of_folding_that_are_wrong_on_one():
-    of_order_1 = gradclip.AdaptiveNorm()
+    of_order_1 = gradclip.AdaptiveThreshold()
     gradclip.clip_grad_norm_([holder(GRADIENT)], of_order_1, 1, process_group=[])
     cases = [
         (ValueError, "must not be negative", lambda o: together(o, -1.0)),
@@ -200,10 +200,10 @@ def holder(gradient):
     return weight
 
 
-def an_adaptive_norm_of_another_order_at_a_step():
+def an_adaptive_threshold_of_another_order_at_a_step():
     weight, optimizer = descent()
     clipping = together(optimizer)
-    other = gradclip.AdaptiveNorm()
+    other = gradclip.AdaptiveThreshold()
     gradclip.clip_grad_norm_([holder(GRADIENT)], other, 1, process_group=[])
     weight.grad = GRADIENT.clone()
     if dist.get_rank() == WORLD - 1:
@@ -226,10 +226,10 @@ def a_group_that_is_no_longer_fused_on_one():
 def steps_that_only_some_would_skip():
     words = r"skip_above is 4.0 on rank 0, 5.0 on rank 1"
     with pytest.raises(ValueError, match=words):
-        together(descent()[1], gradclip.AdaptiveNorm(skip_above=4.0 + dist.get_rank()))
+        together(descent()[1], gradclip.AdaptiveThreshold(skip_above=4.0 + dist.get_rank()))
     weight, optimizer = descent(momentum=0.9)
-    clipping = together(optimizer, gradclip.AdaptiveNorm(skip_above=4.0))
-    clipping.max_norm = gradclip.AdaptiveNorm(skip_above=4.0 + dist.get_rank())
+    clipping = together(optimizer, gradclip.AdaptiveThreshold(skip_above=4.0))
+    clipping.max_norm = gradclip.AdaptiveThreshold(skip_above=4.0 + dist.get_rank())
     weight.grad = GRADIENT * (1 + dist.get_rank())
     with pytest.raises(ValueError, match=words):
         optimizer.step()

@@ -50,11 +50,11 @@ def passed(params, kind, **more):
 def mistaken(what, wrong, params, kind, given):
     """Return parameters and arguments of the process that makes the mistake."""
     if wrong == "other order":
-        wrong = gradclip.AdaptiveNorm()
+        wrong = gradclip.AdaptiveThreshold()
         before = [SimpleNamespace(grad=torch.ones(2))]
         gradclip.clip_grad_norm_(before, wrong, 1 if given["ord"] != 1 else 2, process_group=[])
     elif wrong == "other skip_above":
-        wrong = gradclip.AdaptiveNorm(skip_above=7.0)
+        wrong = gradclip.AdaptiveThreshold(skip_above=7.0)
     if what != "parameters":
         return passed(params, kind), {**given, what: wrong}
     if wrong == "key":
@@ -93,7 +93,7 @@ def drawn(rng):
     kind, call = rng.choice(["shards", "named", "beside"]), gradclip.grad_norm
     given = {"ord": rng.choice([1, 2, 2, 3, math.inf])}
     if rng.random() < 0.8:
-        call, adaptive = gradclip.clip_grad_norm_, gradclip.AdaptiveNorm(skip_above=rng.choice([2.0, math.inf]))
+        call, adaptive = gradclip.clip_grad_norm_, gradclip.AdaptiveThreshold(skip_above=rng.choice([2.0, math.inf]))
         given["max_norm"] = rng.choice([0.0, 0.5, math.inf, adaptive])
         given["nonfinite"] = rng.choice(["propagate", "raise", "zero", "skip"])
         given["monitor"] = rng.choice([None, gradclip.Monitor(), gradclip.Monitor(layers_every=1)])

@@ -84,7 +84,7 @@ def what_is_not_finite_counts_in_what_another_process_counts():
 
 
 def a_copy_that_is_not_finite_skips_the_step_on_all():
-    for limits in ({}, {"max_norm": 0.5}, {"max_norm": gradclip.AdaptiveNorm()}):
+    for limits in ({}, {"max_norm": 0.5}, {"max_norm": gradclip.AdaptiveThreshold()}):
         groups = a_copy_that_is_not_finite(math.nan, **limits)
         optimizer = torch.optim.SGD(groups, lr=1.0)
         clipping = clip_at_step(optimizer, 1.0, nonfinite="skip", process_group=dist.group.WORLD)

@@ -106,10 +106,10 @@ def thresholds(rule, like, norms):
 
 NORMS = np.exp(np.random.default_rng(0).normal(size=40))
 RULES = {
-    "SpreadThreshold": lambda: thresholds(gradclip.SpreadThreshold(), np.zeros(()), NORMS),
-    "QuantileThreshold": lambda: thresholds(gradclip.QuantileThreshold(factor=1.3), np.zeros((), np.float32), NORMS),
-    "SteadyThreshold": lambda: thresholds(gradclip.SteadyThreshold(factor=1.3), np.zeros(()), NORMS),
-    "SpreadThreshold, layers": lambda: layered(gradclip.SpreadThreshold()),
+    "SpreadRule": lambda: thresholds(gradclip.SpreadRule(), np.zeros(()), NORMS),
+    "QuantileRule": lambda: thresholds(gradclip.QuantileRule(factor=1.3), np.zeros((), np.float32), NORMS),
+    "SteadyRule": lambda: thresholds(gradclip.SteadyRule(factor=1.3), np.zeros(()), NORMS),
+    "SpreadRule, layers": lambda: layered(gradclip.SpreadRule()),
     "PrivateQuantile": lambda: private(gradclip.PrivateQuantile(initial=1.3)),
     "gradient_noise": lambda: np.array([gradclip.PrivateQuantile.gradient_noise(z, 5.3) for z in (0.7, 1.1, 2.2)]),
 }

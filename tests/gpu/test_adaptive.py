@@ -8,16 +8,16 @@ import pytest
 import torch
 
 import gradclip
-from gradclip import AdaptiveNorm, QuantileThreshold, SpreadThreshold, SteadyThreshold
+from gradclip import AdaptiveThreshold, QuantileRule, SpreadRule, SteadyRule
 from on_gpu import DEVICE, ON, grads, held, on_host
 
 pytestmark = pytest.mark.gpu
 NORMS = [1.0, 1.5, 0.5, 40.0, 2.0, 1.25, 1.0, 300.0, 0.75, 1.5, 0.001, 2.5]
 RULES = {
-    "spread": SpreadThreshold,
-    "steady": SteadyThreshold,
-    "quantile": QuantileThreshold,
-    "quantile of four": lambda: QuantileThreshold(window=4),
+    "spread": SpreadRule,
+    "steady": SteadyRule,
+    "quantile": QuantileRule,
+    "quantile of four": lambda: QuantileRule(window=4),
 }
 
 
@@ -51,7 +51,7 @@ def compare(made, norms, policy="propagate"):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_thresholds_are_those_of_the_cpu(rule):
-    here, there = compare(lambda: AdaptiveNorm(RULES[rule]()), NORMS)
+    here, there = compare(lambda: AdaptiveThreshold(RULES[rule]()), NORMS)
     assert here.steps == 12
     assert here.clipped > 1
     assert float(there.max_norm) == pytest.approx(float(here.max_norm), rel=1e-5)
@@ -59,20 +59,20 @@ def test_thresholds_are_those_of_the_cpu(rule):
 
 @pytest.mark.parametrize("skip_above", [2.0, 20.0])
 def test_skipped_spikes(skip_above):
-    here, _ = compare(lambda: AdaptiveNorm(QuantileThreshold(window=8), skip_above=skip_above), NORMS)
+    here, _ = compare(lambda: AdaptiveThreshold(QuantileRule(window=8), skip_above=skip_above), NORMS)
     assert here.skipped > 0
 
 
 @pytest.mark.parametrize("policy", ["propagate", "skip", "zero"])
 def test_what_is_not_finite(policy):
     norms = [1.0, 2.0, math.nan, 1.0, math.inf, 50.0]
-    here, _ = compare(AdaptiveNorm, norms, policy)
+    here, _ = compare(AdaptiveThreshold, norms, policy)
     assert here.skipped == (2 if policy == "skip" else 0)
 
 
 def test_by_hand():
     """The first step sets the level, so the second is clipped from 50 to 5."""
-    max_norm = AdaptiveNorm()
+    max_norm = AdaptiveThreshold()
     found, thresholds = run(max_norm, [5.0, 50.0], DEVICE)
     assert thresholds[1] == pytest.approx(5.0, rel=1e-6)
     np.testing.assert_allclose(found[1], np.array([3, 4, 12]) * 5 / 13, rtol=1e-5)
@@ -80,7 +80,7 @@ def test_by_hand():
 
 
 def test_state_moves_from_device_to_host():
-    max_norm, other = AdaptiveNorm(), AdaptiveNorm()
+    max_norm, other = AdaptiveThreshold(), AdaptiveThreshold()
     run(max_norm, NORMS[:6], DEVICE)
     other.load_state_dict(max_norm.state_dict())
     found, _ = run(max_norm, NORMS[6:], DEVICE)
@@ -91,14 +91,14 @@ def test_state_moves_from_device_to_host():
 
 def test_a_later_step_does_not_wait():
     """The first one moves the history to the device."""
-    max_norm = AdaptiveNorm()
+    max_norm = AdaptiveThreshold()
     run(max_norm, [1.0], DEVICE, waits=nullcontext)
     found, _ = run(max_norm, [10.0], DEVICE)
     np.testing.assert_allclose(found[0], np.array([3, 4, 12]) / 13, rtol=1e-5)
 
 
 def test_rules_by_hand():
-    rule = QuantileThreshold()
+    rule = QuantileRule()
     history = rule.init(torch.zeros((), device=DEVICE))
     for norm in NORMS[:5]:
         history = rule.observe(history, torch.tensor(norm, device=DEVICE))
@@ -138,7 +138,7 @@ def test_a_monitor_of_an_adaptive_threshold():
     found = []
     for device in (DEVICE, "cpu"):
         monitor = gradclip.Monitor()
-        run(AdaptiveNorm(QuantileThreshold(window=8), skip_above=20.0), NORMS, device, monitor=monitor)
+        run(AdaptiveThreshold(QuantileRule(window=8), skip_above=20.0), NORMS, device, monitor=monitor)
         found.append([(one.norm, one.max_norm) for one in monitor.records])
     assert np.array(found[0]) == pytest.approx(np.array(found[1]), rel=1e-5)
 

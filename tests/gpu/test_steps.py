@@ -113,7 +113,7 @@ def test_raise_leaves_the_weights(kind):
 def test_an_adaptive_threshold_that_skips(kind):
     weight = torch.nn.Parameter(torch.zeros(2, device=DEVICE))
     optimizer = torch.optim.SGD([weight], lr=1.0, **settings_of(kind))
-    clipping = clip_at_step(optimizer, gradclip.AdaptiveNorm(skip_above=4.0))
+    clipping = clip_at_step(optimizer, gradclip.AdaptiveThreshold(skip_above=4.0))
     for scale in (1.0, 100.0, 1.0):
         weight.grad = numbers(3.0, 4.0) * scale
         optimizer.step()

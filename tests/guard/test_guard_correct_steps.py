@@ -106,13 +106,13 @@ def test_the_first_steps_that_a_scaler_skips_do_not_count():
 
 
 @pytest.mark.parametrize("first", ["guard", "fold_into"])
-@pytest.mark.parametrize("max_norm", [1.0, gradclip.AdaptiveNorm, "handle"])
+@pytest.mark.parametrize("max_norm", [1.0, gradclip.AdaptiveThreshold, "handle"])
 @pytest.mark.parametrize("scaled", [False, True])
 def test_fold_into(first, max_norm, scaled):
     model = network()
     optimizer = descent(model, make=torch.optim.AdamW, fused=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=scaled)
-    adaptive = gradclip.AdaptiveNorm() if max_norm is gradclip.AdaptiveNorm else 1.0
+    adaptive = gradclip.AdaptiveThreshold() if max_norm is gradclip.AdaptiveThreshold else 1.0
     if first == "guard" and max_norm != "handle":
         watched = gradclip.guard(optimizer, adaptive, every=4)
         handle = fold_into(optimizer, adaptive)
@@ -130,10 +130,10 @@ def test_fold_into(first, max_norm, scaled):
     assert handle.norm > 2.0
 
 
-def test_adaptive_norm(clip):
+def test_adaptive_threshold(clip):
     if clip is not gradclip.clip_grad_norm_:
         return
-    model, max_norm = network(), gradclip.AdaptiveNorm()
+    model, max_norm = network(), gradclip.AdaptiveThreshold()
     optimizer = descent(model)
 
     def once():
@@ -196,7 +196,7 @@ def test_an_optimizer_that_clips_in_its_own_step(own, kinds):
 def test_a_first_step_without_gradients(fused):
     weight = torch.nn.Parameter(torch.zeros(3))
     optimizer = torch.optim.Adam([weight], fused=fused)
-    watched = gradclip.guard(optimizer, clip_at_step(optimizer, gradclip.AdaptiveNorm()))
+    watched = gradclip.guard(optimizer, clip_at_step(optimizer, gradclip.AdaptiveThreshold()))
     for grad in (None, torch.ones(3), torch.ones(3)):
         weight.grad = grad
         optimizer.step()

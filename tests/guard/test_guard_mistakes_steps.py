@@ -38,8 +38,8 @@ def test_the_first_step_that_a_policy_skips_is_told():
     assert "NaN or infinity in the batch" in found.fix
 
 
-def test_the_first_step_that_an_adaptive_norm_skips_is_told():
-    model, max_norm = network(), gradclip.AdaptiveNorm(skip_above=4.0)
+def test_the_first_step_that_an_adaptive_threshold_skips_is_told():
+    model, max_norm = network(), gradclip.AdaptiveThreshold(skip_above=4.0)
     optimizer = descent(model)
     turns = iter(range(100))
 
@@ -163,7 +163,7 @@ def test_clipped_to_another_threshold(clip):
     named(optimizer, once, "not_clipped", "of norm 5, above 1: clip_grad_norm_ was called with the threshold 5.")
 
 
-def test_an_adaptive_norm_that_nothing_uses():
+def test_an_adaptive_threshold_that_nothing_uses():
     model = network()
     optimizer = descent(model)
 
@@ -172,7 +172,9 @@ def test_an_adaptive_norm_that_nothing_uses():
         loss_of(model).backward()
         optimizer.step()
 
-    named(optimizer, once, "not_clipped", "nothing has used the AdaptiveNorm", max_norm=gradclip.AdaptiveNorm())
+    named(
+        optimizer, once, "not_clipped", "nothing has used the AdaptiveThreshold", max_norm=gradclip.AdaptiveThreshold()
+    )
 
 
 @pytest.mark.parametrize("clip", SEEN.values(), ids=SEEN)

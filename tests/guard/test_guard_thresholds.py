@@ -39,7 +39,7 @@ def grouped(model, own):
 
 @pytest.mark.parametrize("first", ["guard", "clip_at_step"])
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("max_norm", [1.0, gradclip.AdaptiveNorm])
+@pytest.mark.parametrize("max_norm", [1.0, gradclip.AdaptiveThreshold])
 @pytest.mark.parametrize("told", ["threshold", "handle", "nothing"])
 def test_clip_at_step(first, fused, max_norm, told):
     model = network()
@@ -56,7 +56,7 @@ def test_clip_at_step(first, fused, max_norm, told):
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e8])
-@pytest.mark.parametrize("own", [2.0, None, gradclip.AdaptiveNorm])
+@pytest.mark.parametrize("own", [2.0, None, gradclip.AdaptiveThreshold])
 @pytest.mark.parametrize("told", [1.0, "handle", None])
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_thresholds_of_groups(own, told, by_hand, scale):
@@ -88,12 +88,12 @@ def test_a_group_that_is_only_measured_may_be_large():
 def test_only_thresholds_of_groups():
     model = network()
     optimizer = torch.optim.SGD([{"params": list(model.parameters()), "max_norm": 1.0}], lr=0.01)
-    guard = gradclip.guard(optimizer, clip_at_step(optimizer, gradclip.AdaptiveNorm()), every=1)
+    guard = gradclip.guard(optimizer, clip_at_step(optimizer, gradclip.AdaptiveThreshold()), every=1)
     trained(model, optimizer, guard)
 
 
 @pytest.mark.parametrize("max_norm", [1.0, None, math.sqrt(5)])
-@pytest.mark.parametrize("own", [2.0, None, gradclip.AdaptiveNorm])
+@pytest.mark.parametrize("own", [2.0, None, gradclip.AdaptiveThreshold])
 def test_thresholds_by_name(own, max_norm):
     model = network()
     name = next(iter(dict(model.named_parameters())))
@@ -103,11 +103,11 @@ def test_thresholds_by_name(own, max_norm):
     trained(model, optimizer, guard, lambda: gradclip.clip_grad_norm_(model.named_parameters(), named))
 
 
-def test_an_adaptive_norm_that_has_skipped_steps_before():
+def test_an_adaptive_threshold_that_has_skipped_steps_before():
     """As after a checkpoint."""
     model = network()
     optimizer = descent(model)
-    max_norm = gradclip.AdaptiveNorm(skip_above=4.0)
+    max_norm = gradclip.AdaptiveThreshold(skip_above=4.0)
     weight = torch.nn.Parameter(torch.zeros(2))
     for norm in (100.0, 100.0, 1e5, 100.0):
         weight.grad = torch.tensor([0.6, 0.8]) * norm
@@ -152,10 +152,10 @@ def test_names_after_the_step():
     assert [one.kind for one in guard.reports] == ["after_step"]
 
 
-def test_the_first_step_that_a_known_adaptive_norm_skips():
+def test_the_first_step_that_a_known_adaptive_threshold_skips():
     weight = torch.nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.SGD([weight], lr=0.1)
-    max_norm = gradclip.AdaptiveNorm(skip_above=4.0)
+    max_norm = gradclip.AdaptiveThreshold(skip_above=4.0)
     for norm in (1.0, 1.0, 100.0, 1.0):
         weight.grad = torch.tensor([0.6, 0.8]) * norm
         gradclip.clip_grad_norm_([weight], max_norm)

@@ -42,5 +42,5 @@ def test_no_other_processes():
 
 def test_thresholds_as_numbers():
     assert [as_number(one) for one in (1, 2.5, None, math.nan, {"a": 1.0})] == [1.0, 2.5, math.inf, math.inf, math.inf]
-    assert seems_a_handle(gradclip.AdaptiveNorm())
+    assert seems_a_handle(gradclip.AdaptiveThreshold())
     assert not seems_a_handle(1.0)

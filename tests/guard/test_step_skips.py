@@ -45,8 +45,8 @@ def test_scalers():
     assert counted(*["scaler"] * (AT_FIRST + 4)) == (4, 4, True)
 
 
-def test_adaptive_norms():
-    max_norm, skips = gradclip.AdaptiveNorm(skip_above=2.0), Skips()
+def test_adaptive_thresholds():
+    max_norm, skips = gradclip.AdaptiveThreshold(skip_above=2.0), Skips()
     found = []
     for norm in (1.0, 1.0, 9.0, 1.0, 9.0):
         weight = torch.nn.Parameter(torch.zeros(1))

@@ -14,7 +14,7 @@ from gradclip.integrations import torch as drop_ins
 CALLS = {
     "grad_norm": gradclip.grad_norm,
     "clip_grad_norm_": lambda p: gradclip.clip_grad_norm_(p, 1.0),
-    "adaptive": lambda p: gradclip.clip_grad_norm_(p, gradclip.AdaptiveNorm()),
+    "adaptive": lambda p: gradclip.clip_grad_norm_(p, gradclip.AdaptiveThreshold()),
     "monitored": lambda p: gradclip.clip_grad_norm_(p, 1.0, monitor=gradclip.Monitor()),
     "clip_grad_value_": lambda p: gradclip.clip_grad_value_(p, 1.0),
     "clip_grad_layer_norm_": lambda p: gradclip.clip_grad_layer_norm_(p, 1.0),

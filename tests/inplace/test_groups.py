@@ -129,9 +129,9 @@ def test_what_is_not_finite_in_one_part_counts_for_all(framework, bad):
 
 
 @pytest.mark.parametrize("framework", EAGER, ids=by_name)
-def test_an_adaptive_norm_follows_the_norm_of_its_group(framework):
-    own, common = gradclip.AdaptiveNorm(skip_above=4.0), gradclip.AdaptiveNorm(gradclip.QuantileThreshold())
-    alone, beside = gradclip.AdaptiveNorm(skip_above=4.0), gradclip.AdaptiveNorm(gradclip.QuantileThreshold())
+def test_an_adaptive_threshold_follows_the_norm_of_its_group(framework):
+    own, common = gradclip.AdaptiveThreshold(skip_above=4.0), gradclip.AdaptiveThreshold(gradclip.QuantileRule())
+    alone, beside = gradclip.AdaptiveThreshold(skip_above=4.0), gradclip.AdaptiveThreshold(gradclip.QuantileRule())
     with framework.mode():
         for size in (1.0, 2.0, 1.0, 100.0, 1.5):
             a, b, c, d = holders(
@@ -147,8 +147,8 @@ def test_an_adaptive_norm_follows_the_norm_of_its_group(framework):
 
 
 @pytest.mark.parametrize("framework", EAGER, ids=by_name)
-def test_a_step_that_is_not_finite_elsewhere_is_skipped_for_an_adaptive_norm(framework):
-    own = gradclip.AdaptiveNorm(gradclip.QuantileThreshold())
+def test_a_step_that_is_not_finite_elsewhere_is_skipped_for_an_adaptive_threshold(framework):
+    own = gradclip.AdaptiveThreshold(gradclip.QuantileRule())
     with framework.mode():
         for bad in (1.0, math.nan):
             a, b = holders(framework, [3.0, 4.0], [bad, 0.0])
@@ -206,7 +206,7 @@ def test_no_call_waits_for_a_device(framework):
             assert "nonzero" not in str(func)
             return func(*args, **(kwargs or {}))
 
-    own, monitor = gradclip.AdaptiveNorm(skip_above=4.0), gradclip.Monitor(layers_every=1)
+    own, monitor = gradclip.AdaptiveThreshold(skip_above=4.0), gradclip.Monitor(layers_every=1)
     with framework.mode():
         made = holders(framework, [3.0, 4.0], [6.0, 8.0], [1.0, 0.0])
         groups = [
@@ -225,7 +225,7 @@ def test_no_call_waits_for_a_device(framework):
 def test_infinite_norms_of_finite_gradients(dtype):
     largest = float(np.finfo(dtype).max)
     one, other = (SimpleNamespace(grad=np.array(grad, dtype)) for grad in ([largest] * 4, [3.0, 4.0]))
-    own = gradclip.AdaptiveNorm(gradclip.QuantileThreshold())
+    own = gradclip.AdaptiveThreshold(gradclip.QuantileRule())
     norm = gradclip.clip_grad_norm_([{"params": [one], "max_norm": own}, {"params": [other]}], 1.0, nonfinite="skip")
     assert norm == math.inf
     assert one.grad.tolist() == [largest] * 4

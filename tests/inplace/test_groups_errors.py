@@ -19,7 +19,7 @@ BAD = {
     "text": ("1.0", TypeError, r"parameters\[1\]\['max_norm'\] must be a real number"),
     "list": ([1.0], TypeError, r"parameters\[1\]\['max_norm'\] must be a real number"),
     "class": (
-        gradclip.AdaptiveNorm,
+        gradclip.AdaptiveThreshold,
         TypeError,
         r"parameters\[1\]\['max_norm'\] must be a real number.*This is a class",
     ),
@@ -32,7 +32,7 @@ BAD = {
 @pytest.mark.parametrize(("threshold", "error", "match"), BAD.values(), ids=BAD)
 def test_a_bad_threshold_of_a_group_is_named(threshold, error, match):
     first, second = SimpleNamespace(grad=np.array([3.0, 4.0])), SimpleNamespace(grad=np.array([5.0]))
-    adaptive = gradclip.AdaptiveNorm()
+    adaptive = gradclip.AdaptiveThreshold()
     with pytest.raises(error, match=match):
         gradclip.clip_grad_norm_(groups_of(first, second, threshold), adaptive)
     with pytest.raises(error, match=match.replace(r"parameters\[1\]\['max_norm'\]", r"max_norm\['b'\]")):
@@ -52,7 +52,7 @@ def test_a_bad_threshold_of_a_group_is_named(threshold, error, match):
 )
 def test_after_an_error_nothing_has_changed(change, error):
     first, second = SimpleNamespace(grad=np.array([3.0, 4.0])), SimpleNamespace(grad=np.array([math.nan, 5.0]))
-    adaptive, monitor = gradclip.AdaptiveNorm(), gradclip.Monitor()
+    adaptive, monitor = gradclip.AdaptiveThreshold(), gradclip.Monitor()
     with pytest.raises(error):
         gradclip.clip_grad_norm_(groups_of(first, second, adaptive), **{"max_norm": 1.0, "monitor": monitor, **change})
     assert first.grad.tolist() == [3.0, 4.0]

@@ -134,12 +134,12 @@ def test_a_parameter_has_one_threshold():
     assert told(parts(groups))[0] == ("common", 1.0, [0, 1])
 
 
-def test_an_adaptive_norm_follows_one_norm():
-    adaptive = gradclip.AdaptiveNorm()
+def test_an_adaptive_threshold_follows_one_norm():
+    adaptive = gradclip.AdaptiveThreshold()
     groups = [{"params": [holder()]}, {"params": [holder()], "max_norm": adaptive}]
-    with pytest.raises(ValueError, match=r"max_norm and parameters\[1\]\['max_norm'\] are the same AdaptiveNorm"):
+    with pytest.raises(ValueError, match=r"max_norm and parameters\[1\]\['max_norm'\] are the same AdaptiveThreshold"):
         parts(groups, adaptive)
-    with pytest.raises(ValueError, match=r"max_norm\['head\.\*'\] and max_norm\['\*'\] are the same AdaptiveNorm"):
+    with pytest.raises(ValueError, match=r"max_norm\['head\.\*'\] and max_norm\['\*'\] are the same AdaptiveThreshold"):
         parts(named(), {"head.*": adaptive, "*": adaptive})
 
 

@@ -37,7 +37,7 @@ def run(policy, bad, framework=ALL[0], max_norm=1.0, **settings):
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_the_layer_of_a_spike_is_named(framework, bad, policy, adaptive):
     with framework.mode():
-        monitor = run(policy, bad, framework, gradclip.AdaptiveNorm(skip_above=4.0) if adaptive else 1.0)
+        monitor = run(policy, bad, framework, gradclip.AdaptiveThreshold(skip_above=4.0) if adaptive else 1.0)
         (spike,) = monitor.spikes
     assert (spike.step, spike.loss, spike.context, spike.raised) == (11, 5.5, "batch 11", False)
     assert spike.skipped == (adaptive if math.isfinite(bad) else policy == "skip")

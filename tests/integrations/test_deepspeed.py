@@ -52,7 +52,7 @@ class Engine:
 
 def test_each_step_is_clipped_and_recorded():
     engine, monitor = Engine(), gradclip.Monitor()
-    clipping = follow(engine, gradclip.AdaptiveNorm(gradclip.QuantileThreshold()), monitor=monitor)
+    clipping = follow(engine, gradclip.AdaptiveThreshold(gradclip.QuantileRule()), monitor=monitor)
     for gradient in (3.0, 100.0, math.inf):
         engine.step(gradient)
     assert engine.weight == -9.0

@@ -50,7 +50,7 @@ def test_chained_optimizers_share_the_threshold_and_skip():
     first, second, other = Optimizer(shared), Optimizer(shared), Optimizer(SimpleNamespace(**vars(shared)))
     chain = Chained(first, second, other)
     monitor = gradclip.Monitor()
-    clipping = follow(chain, gradclip.AdaptiveNorm(skip_above=4.0), monitor=monitor)
+    clipping = follow(chain, gradclip.AdaptiveThreshold(skip_above=4.0), monitor=monitor)
     for gradients in ((3.0, 4.0, 0.0), (30.0, 0.0, 40.0), (0.0, 30.0, 0.0)):
         for one, gradient in zip(chain.chained_optimizers, gradients, strict=True):
             one.main_grad = gradient
@@ -67,7 +67,7 @@ def test_chained_optimizers_share_the_threshold_and_skip():
 
 def test_a_step_that_its_own_setting_skips_counts_as_skipped():
     optimizer, monitor = Optimizer(grad_norm_skip_threshold=7.0), gradclip.Monitor()
-    clipping = follow(optimizer, gradclip.AdaptiveNorm(gradclip.QuantileThreshold()), monitor=monitor)
+    clipping = follow(optimizer, gradclip.AdaptiveThreshold(gradclip.QuantileRule()), monitor=monitor)
     for gradient in (3.0, 8.0, 6.5):
         optimizer.main_grad = gradient
         optimizer.step()
@@ -77,7 +77,7 @@ def test_a_step_that_its_own_setting_skips_counts_as_skipped():
 
 def test_a_threshold_that_is_assigned_later_skips_nothing():
     optimizer = Optimizer(grad_norm_skip_threshold=math.inf)
-    clipping = follow(optimizer, gradclip.AdaptiveNorm(skip_above=4.0))
+    clipping = follow(optimizer, gradclip.AdaptiveThreshold(skip_above=4.0))
     updated = []
     for gradient in (3.0, 300.0, 300.0):
         optimizer.main_grad = gradient

@@ -25,7 +25,7 @@ def made(kind, **settings):
 
 
 @pytest.mark.parametrize("name", ["max_grad_norm", "noise_multiplier"])
-@pytest.mark.parametrize("value", ["big", None, [1.0, 2.0], abs, True, gradclip.AdaptiveNorm()], ids=repr)
+@pytest.mark.parametrize("value", ["big", None, [1.0, 2.0], abs, True, gradclip.AdaptiveThreshold()], ids=repr)
 def test_what_is_no_number_is_named_as_opacus_names_it(name, value):
     for kind in (DPOptimizer, AdaClipDPOptimizer):
         with pytest.raises(TypeError, match=f"^{name} must be a (real )?number"):

@@ -9,12 +9,12 @@ import optax
 import pytest
 from jax.experimental.sparse import BCOO
 
-from gradclip import QuantileThreshold
+from gradclip import QuantileRule
 from gradclip.integrations.optax import adaptive_clip_by_global_norm, skip_spikes
 
 NORMS = [5.0, 10.0, math.nan, 0.0, 500.0, 7.0, math.inf, 6.0, 0.1]
 THRESHOLDS = [math.inf, 10.0, 10.0, 10.0, 10.0, 20.0, 14.0, 14.0, 14.0]
-RULE = QuantileThreshold(window=4)
+RULE = QuantileRule(window=4)
 PARAMS = {"w": jnp.ones(2)}
 
 

@@ -21,7 +21,7 @@ MADE = {
     "rms": (ours.clip_by_block_rms, {"threshold": 0.1}),
     "adaptive": (ours.adaptive_clip_by_global_norm, {}),
     "adaptive, 3": (ours.adaptive_clip_by_global_norm, {"skip_above": 3.0, "nonfinite": "skip", "ord": "inf"}),
-    "rule": (ours.adaptive_clip_by_global_norm, {"rule": gradclip.QuantileThreshold(factor=0.5)}),
+    "rule": (ours.adaptive_clip_by_global_norm, {"rule": gradclip.QuantileRule(factor=0.5)}),
     "spikes": (ours.skip_spikes, {"tx": optax.adam(1e-1)}),
     "spikes, 2": (ours.skip_spikes, {"tx": optax.sgd(1e-1), "skip_above": 2}),
 }
@@ -78,7 +78,7 @@ def test_orders_are_static_or_understood():
         traced(ord=0.5).init(PARAMS)
 
 
-@pytest.mark.parametrize("settings", [{}, {"skip_above": math.inf}, {"rule": gradclip.SpreadThreshold()}])
+@pytest.mark.parametrize("settings", [{}, {"skip_above": math.inf}, {"rule": gradclip.SpreadRule()}])
 def test_the_rule_does_not_depend_on_jit(settings):
     transform = optax.inject_hyperparams(ours.adaptive_clip_by_global_norm)(**settings)
     assert_same(updates(transform, True), updates(transform, False))

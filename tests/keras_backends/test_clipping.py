@@ -164,11 +164,11 @@ def test_settings_that_mean_nothing(settings, words):
 
 
 def test_a_threshold_that_follows_is_told_what_to_do_with_keras():
-    for given in (gradclip.AdaptiveNorm(), gradclip.SpreadThreshold()):
+    for given in (gradclip.AdaptiveThreshold(), gradclip.SpreadRule()):
         words = f"must be a number for Keras, got an object of type {type(given).__name__}"
         with pytest.raises(TypeError, match=words) as told:
             SGD(1.0, max_norm=given)
-    rule = gradclip.SpreadThreshold()
+    rule = gradclip.SpreadRule()
     variables, gradients = [keras.Variable([0.0, 0.0])], [ops.array([3.0, 4.0])]
     names = {"gradclip": gradclip, "like": gradients[0], "gradients": gradients, "rule": rule}
     names |= {"optimizer": keras.optimizers.SGD(1.0), "model": SimpleNamespace(trainable_variables=variables)}

@@ -20,9 +20,9 @@ def columns(norms):
     ("text", "make"),
     [
         ("1.5", lambda: 1.5),
-        ("adaptive", gradclip.AdaptiveNorm),
-        ("quantile:window=4", lambda: gradclip.AdaptiveNorm(gradclip.QuantileThreshold(window=4))),
-        ("skip:skip_above=2", lambda: gradclip.AdaptiveNorm(skip_above=2.0)),
+        ("adaptive", gradclip.AdaptiveThreshold),
+        ("quantile:window=4", lambda: gradclip.AdaptiveThreshold(gradclip.QuantileRule(window=4))),
+        ("skip:skip_above=2", lambda: gradclip.AdaptiveThreshold(skip_above=2.0)),
     ],
 )
 def test_it_does_what_calls_do(text, make):

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from gradclip import QuantileThreshold, SpreadThreshold, SteadyThreshold
+from gradclip import QuantileRule, SpreadRule, SteadyRule
 from gradclip._src.logs.replay import ThresholdRule
 
 
@@ -12,24 +12,24 @@ from gradclip._src.logs.replay import ThresholdRule
         ("1.0", ThresholdRule("1.0", 1.0, None)),
         ("inf", ThresholdRule("inf", math.inf, None)),
         ("0", ThresholdRule("0", 0.0, None)),
-        ("adaptive", ThresholdRule("adaptive", None, SpreadThreshold())),
+        ("adaptive", ThresholdRule("adaptive", None, SpreadRule())),
         (
             "spread:window=64,quantile=0.2",
-            ThresholdRule("spread:window=64,quantile=0.2", None, SpreadThreshold(window=64, quantile=0.2)),
+            ThresholdRule("spread:window=64,quantile=0.2", None, SpreadRule(window=64, quantile=0.2)),
         ),
-        ("steady:factor=0.1", ThresholdRule("steady:factor=0.1", None, SteadyThreshold(factor=0.1))),
-        ("quantile", ThresholdRule("quantile", None, QuantileThreshold())),
+        ("steady:factor=0.1", ThresholdRule("steady:factor=0.1", None, SteadyRule(factor=0.1))),
+        ("quantile", ThresholdRule("quantile", None, QuantileRule())),
         (
             "quantile:factor=3,skip_above=2",
-            ThresholdRule("quantile:factor=3,skip_above=2", None, QuantileThreshold(factor=3), 2.0),
+            ThresholdRule("quantile:factor=3,skip_above=2", None, QuantileRule(factor=3), 2.0),
         ),
-        ("skip", ThresholdRule("skip", None, QuantileThreshold(), 4.0)),
+        ("skip", ThresholdRule("skip", None, QuantileRule(), 4.0)),
         (
             "skip:skip_above=9,window=32",
-            ThresholdRule("skip:skip_above=9,window=32", None, QuantileThreshold(window=32), 9.0),
+            ThresholdRule("skip:skip_above=9,window=32", None, QuantileRule(window=32), 9.0),
         ),
-        ("autoclip", ThresholdRule("autoclip", None, QuantileThreshold(factor=1.0, quantile=0.9, window=1000))),
-        ("autoclip:quantile=0.5", ThresholdRule("autoclip:quantile=0.5", None, QuantileThreshold(1.0, 0.5, 1000))),
+        ("autoclip", ThresholdRule("autoclip", None, QuantileRule(factor=1.0, quantile=0.9, window=1000))),
+        ("autoclip:quantile=0.5", ThresholdRule("autoclip:quantile=0.5", None, QuantileRule(1.0, 0.5, 1000))),
     ],
 )
 def test_rules_as_users_write_them(text, rule):

@@ -66,8 +66,8 @@ def test_a_call_that_raises_names_the_layer():
     assert (monitor.steps, monitor.groups) == (0, {})
 
 
-def test_an_adaptive_norm_of_a_group_is_recorded():
-    monitor, own = gradclip.Monitor(), gradclip.AdaptiveNorm(skip_above=2.0)
+def test_an_adaptive_threshold_of_a_group_is_recorded():
+    monitor, own = gradclip.Monitor(), gradclip.AdaptiveThreshold(skip_above=2.0)
     for size in (1.0, 1.0, 1.0, 100.0):
         held = [SimpleNamespace(grad=np.array([3.0, 4.0]) * scale) for scale in (1.0, size)]
         gradclip.clip_grad_norm_([{"params": held[:1]}, {"params": held[1:], "max_norm": own}], 1.0, monitor=monitor)

@@ -83,7 +83,7 @@ def test_what_cannot_be_recorded():
 
 def test_a_holder_that_has_clipped_nothing_is_told_so():
     with pytest.raises(TypeError, match="max_norm has clipped nothing yet"):
-        steps((5.0, gradclip.AdaptiveNorm()))
+        steps((5.0, gradclip.AdaptiveThreshold()))
 
 
 def test_norms_of_layers_are_no_norm_and_the_way_out_works():

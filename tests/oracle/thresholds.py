@@ -15,7 +15,7 @@ def rule(given):
     options = {"factor": drawing.one_of(rng, (1.0, 2.0, 0.5)), "quantile": drawing.one_of(rng, (0.0, 0.5, 0.9, 1.0))}
     if rng.randint(3) == 0:
         options |= {"lower": 0.25, "upper": 64.0, "initial": 2.0}
-    return gradclip.QuantileThreshold(window=drawing.one_of(rng, (1, 3, 128)), **options)
+    return gradclip.QuantileRule(window=drawing.one_of(rng, (1, 3, 128)), **options)
 
 
 def gradients_of_steps(given):
@@ -37,12 +37,12 @@ def multiplied(array, scale):
 def following(given):
     """Clip several steps to a threshold that follows, and say what it counted."""
     above = drawing.one_of(given.rng, (math.inf, math.inf, 1.0, 4.0))
-    max_norm, seen = gradclip.AdaptiveNorm(rule(given), skip_above=above), []
+    max_norm, seen = gradclip.AdaptiveThreshold(rule(given), skip_above=above), []
     for arrays in gradients_of_steps(given):
         holders = [given.holder(x) for x in arrays]
         norm = gradclip.clip_grad_norm_(holders, max_norm, **given.options())
         seen.append([norm, max_norm.norm, max_norm.threshold, [one.grad for one in holders]])
-    restored = gradclip.AdaptiveNorm(max_norm.rule)
+    restored = gradclip.AdaptiveThreshold(max_norm.rule)
     restored.load_state_dict(max_norm.state_dict())
     counts = [max_norm.steps, max_norm.clipped, max_norm.skipped, repr(max_norm)]
     return [seen, counts, max_norm.max_norm, max_norm.history, restored.history, max_norm.state_dict()]
@@ -70,7 +70,7 @@ def monitored(given):
 def monitored_following(given):
     """Clip to a threshold that follows, with a monitor."""
     monitor = gradclip.Monitor(layers_every=1)
-    max_norm, held = gradclip.AdaptiveNorm(rule(given), skip_above=4.0), []
+    max_norm, held = gradclip.AdaptiveThreshold(rule(given), skip_above=4.0), []
     for arrays in gradients_of_steps(given):
         holders = [given.holder(x) for x in arrays]
         norm = gradclip.clip_grad_norm_(holders, max_norm, monitor=monitor, **given.options())
@@ -82,7 +82,7 @@ def of_part(given):
     """Draw the threshold of a part."""
     if given.rng.randint(4):
         return given.max_norm()
-    return gradclip.AdaptiveNorm(rule(given), skip_above=drawing.one_of(given.rng, (math.inf, 1.0, 4.0)))
+    return gradclip.AdaptiveThreshold(rule(given), skip_above=drawing.one_of(given.rng, (math.inf, 1.0, 4.0)))
 
 
 def of_groups(given, parameters):
@@ -108,7 +108,7 @@ def clipped_in_parts(of_parts, holders):
     def call(given):
         parameters, max_norm = of_parts(given, given.parameters(holders))
         own = max_norm.values() if isinstance(max_norm, dict) else [max_norm, *(x.get("max_norm") for x in parameters)]
-        followed = [one for one in own if isinstance(one, gradclip.AdaptiveNorm)]
+        followed = [one for one in own if isinstance(one, gradclip.AdaptiveThreshold)]
         monitor = gradclip.Monitor(layers_every=1) if given.rng.randint(3) == 0 else None
         norms = [gradclip.clip_grad_norm_(parameters, max_norm, monitor=monitor, **given.options())]
         held = [one.grad for one in given.holders]
@@ -125,9 +125,9 @@ def clipped_in_parts(of_parts, holders):
 
 
 CALLS = {
-    "AdaptiveNorm": following,
+    "AdaptiveThreshold": following,
     "Monitor": monitored,
-    "Monitor of AdaptiveNorm": monitored_following,
+    "Monitor of AdaptiveThreshold": monitored_following,
     "max_norm of groups": clipped_in_parts(of_groups, ("list", "list", "list", "list", "frozen", "shared", "twice")),
     "max_norm of patterns": clipped_in_parts(of_patterns, ("list", "list", "frozen", "shared", "tree")),
 }

@@ -50,7 +50,10 @@ def test_one_threshold_says_where_several_go():
         (None, r"of type NoneType\. To switch clipping off pass max_norm=math\.inf\."),
         ("1.0", r"of type str\. For example, pass max_norm=1\.0\."),
         (np.array([1.0]), r"of type ndarray\. Pass the number in it, max_norm\[0\]\."),
-        (gradclip.AdaptiveNorm, r"This is a class\. Make an object of it, before the loop: AdaptiveNorm\(\)\."),
+        (
+            gradclip.AdaptiveThreshold,
+            r"This is a class\. Make an object of it, before the loop: AdaptiveThreshold\(\)\.",
+        ),
     ],
 )
 def test_what_is_no_threshold_leads_to_one(threshold, advice):

@@ -83,7 +83,7 @@ def test_keys_that_would_set_clipping(key):
     for call in (
         gradclip.grad_norm,
         lambda p: gradclip.clip_grad_norm_(p, 1.0),
-        lambda p: gradclip.clip_grad_norm_(p, gradclip.AdaptiveNorm()),
+        lambda p: gradclip.clip_grad_norm_(p, gradclip.AdaptiveThreshold()),
         lambda p: gradclip.clip_grad_value_(p, 1.0),
         lambda p: gradclip.clip_grad_layer_norm_(p, 1.0),
     ):

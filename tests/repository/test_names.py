@@ -11,7 +11,7 @@ from typing import Literal, get_args, get_origin
 import pytest
 
 import gradclip
-from gradclip import AdaptiveNorm, QuantileThreshold
+from gradclip import AdaptiveThreshold, QuantileRule
 from gradclip import typing as types
 from gradclip._src.core import nonfinite
 from gradclip._src.core.norms import Order
@@ -25,9 +25,7 @@ TEXTS = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in SOURCE
 
 POLICIES, ORDERS = list(nonfinite._POLICIES), ["inf", "-inf"]
 OF_ARGUMENT = {"nonfinite": POLICIES, "rule": list(settings.RULES), "ord": ORDERS, "norm_type": ORDERS}
-ADAPTIVE = {
-    name for name, made in vars(gradclip).items() if isinstance(made, type) and issubclass(made, QuantileThreshold)
-}
+ADAPTIVE = {name for name, made in vars(gradclip).items() if isinstance(made, type) and issubclass(made, QuantileRule)}
 ON_PURPOSE = ["docs/reference/errors.md: nonfinite is never 'ignore'"]
 
 _WORD = r"""(?<!=)["'](-?[a-z_]+)["']"""
@@ -63,7 +61,7 @@ def wrong(place, text):
     passed = [(one[1], re.findall(_WORD, f" {one[2]}")) for one in _PASSED.finditer(text)]
     for argument, words in said + passed:
         found += [f"{place}: {argument} is never {word!r}" for word in words if word not in OF_ARGUMENT[argument]]
-    every = set(re.findall(r"\b[A-Z][A-Za-z]+Threshold\b", text)) - ADAPTIVE
+    every = set(re.findall(r"\b(?:Quanti|Spread|Steady)[a-z]*(?:Rule|Threshold)\b", text)) - ADAPTIVE
     return found + [f"{place}: there is no {name}" for name in sorted(every)]
 
 
@@ -89,7 +87,7 @@ def test_a_new_policy_is_missed_wherever_policies_are_listed(monkeypatch):
     [
         ("README.md", '| `"skip"` |', '| `"drop"` |', ["nonfinite may be 'skip'", "nonfinite is never 'drop'"]),
         ("README.md", "\n", "\nPass nonfinite='skip' or 'nil'.\n", ["nonfinite is never 'nil'"]),
-        ("README.md", "`QuantileThreshold`", "`QuantilThreshold`", ["there is no QuantilThreshold"]),
+        ("README.md", "`QuantileRule`", "`QuantilRule`", ["there is no QuantilRule"]),
         ("docs/keras.md", '`"zero"`, or', "or", ["nonfinite may be 'zero'"]),
         (
             "src/gradclip/_src/inplace/norm.py",
@@ -159,8 +157,8 @@ def without(names, places):
 
 def test_every_adaptive_rule_is_wherever_they_are_listed():
     places = {
-        "AdaptiveNorm": AdaptiveNorm.__doc__.partition("skip_above:")[0],
-        "README.md": row(TEXTS["README.md"], "[AdaptiveNorm](docs/adaptive.md)"),
+        "AdaptiveThreshold": AdaptiveThreshold.__doc__.partition("skip_above:")[0],
+        "README.md": row(TEXTS["README.md"], "[AdaptiveThreshold](docs/adaptive.md)"),
         "docs/adaptive.md": row(TEXTS["docs/adaptive.md"], "| | `"),
         "docs/reference/index.md": row(TEXTS["docs/reference/index.md"], "| adapt the threshold"),
         "logs/replay.py": [one.__name__ for one in RULES.values()],

@@ -6,11 +6,11 @@ import numpy as np
 import optax
 import pytest
 
-from gradclip import QuantileThreshold
+from gradclip import QuantileRule
 from gradclip.integrations.optax import adaptive_clip_by_global_norm, skip_spikes
 from sharded_jax.layouts import AxisType, P, mesh_of
 
-RULE = QuantileThreshold(window=4)
+RULE = QuantileRule(window=4)
 NORMS = [5.0, 10.0, 40.0, 500.0, 7.0]
 MAKE = {
     "clipped": lambda **s: adaptive_clip_by_global_norm(RULE, **s),

@@ -107,7 +107,7 @@ def test_names_of_parameters_are_in_errors():
 def test_without_any_gradient_nothing_warns():
     weight, optimizer = plain()
     weight.grad = None
-    clipping = clip_at_step(optimizer, gradclip.AdaptiveNorm(), monitor=(monitor := gradclip.Monitor()))
+    clipping = clip_at_step(optimizer, gradclip.AdaptiveThreshold(), monitor=(monitor := gradclip.Monitor()))
     optimizer.step()
     assert clipping.norm == 0.0
     assert (clipping.steps, clipping.max_norm.steps, monitor.steps) == (0, 0, 0)
@@ -121,7 +121,7 @@ def test_without_any_gradient_nothing_warns():
 def test_a_skipped_step_is_as_if_it_had_not_been(make, why):
     ours, theirs = parameters(), parameters()
     one, other = make(ours), make(theirs)
-    threshold = 1e6 if why == "nonfinite" else gradclip.AdaptiveNorm(skip_above=4.0)
+    threshold = 1e6 if why == "nonfinite" else gradclip.AdaptiveThreshold(skip_above=4.0)
     clipping = clip_at_step(one, threshold, nonfinite="skip" if why == "nonfinite" else "propagate")
     for seed in range(6):
         skipped = seed in (2, 4)

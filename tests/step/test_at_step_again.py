@@ -98,7 +98,7 @@ def test_a_step_that_calls_the_step_of_its_base_clips_once():
 
     weight, plain_one = plain()  # from now on PyTorch runs hooks in the step of SGD itself
     optimizer = Scheduled([weight], lr=1.0)
-    max_norm = gradclip.AdaptiveNorm()
+    max_norm = gradclip.AdaptiveThreshold()
     clipping = clip_at_step(optimizer, max_norm)
     for number in (1, 2):
         weight.grad = torch.tensor([3.0, 4.0]) * 10.0 ** (number - 1)
@@ -151,7 +151,7 @@ def test_the_threshold_may_change(fused):
     with pytest.raises(ValueError, match="max_norm must not be negative"):
         clipping.max_norm = -1.0
     assert clipping.max_norm == 2.5
-    clipping.max_norm = gradclip.AdaptiveNorm()
+    clipping.max_norm = gradclip.AdaptiveThreshold()
     optimizer.step()
     assert clipping.max_norm.steps == 1
 

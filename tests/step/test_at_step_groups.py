@@ -13,7 +13,7 @@ import gradclip
 from gradclip._src.step.fold import FusedClipping
 from gradclip.integrations.torch import clip_at_step
 
-RULE = gradclip.QuantileThreshold(factor=2.0, window=4)
+RULE = gradclip.QuantileRule(factor=2.0, window=4)
 FUSED = pytest.mark.parametrize("fused", [False, True])
 
 
@@ -86,7 +86,7 @@ def test_norms_whose_squares_overflow():
 def test_only_groups_with_thresholds_of_their_own():
     weight = torch.nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.SGD([{"params": [weight], "max_norm": 2.0}], lr=1.0)
-    clipping = clip_at_step(optimizer, gradclip.AdaptiveNorm(), monitor=(monitor := gradclip.Monitor()))
+    clipping = clip_at_step(optimizer, gradclip.AdaptiveThreshold(), monitor=(monitor := gradclip.Monitor()))
     for _ in range(2):
         weight.grad = torch.tensor([6.0, 8.0])
         optimizer.step()
@@ -105,8 +105,8 @@ def test_a_monitor_records_each_group():
     assert seen == [(5.0, 1.0), (50.0, 2.0)]
 
 
-def test_an_adaptive_norm_follows_its_group():
-    common, own = gradclip.AdaptiveNorm(RULE), gradclip.AdaptiveNorm(RULE)
+def test_an_adaptive_threshold_follows_its_group():
+    common, own = gradclip.AdaptiveThreshold(RULE), gradclip.AdaptiveThreshold(RULE)
     body, head, optimizer = made(own)
     clipping = clip_at_step(optimizer, common)
     for norms in ((1.0, 10.0), (1.0, 10.0), (5.0, 15.0), (1.0, 50.0)):
@@ -119,7 +119,7 @@ def test_an_adaptive_norm_follows_its_group():
 
 @pytest.mark.parametrize("where", ["common", "own"])
 def test_a_spike_skips_its_own_part(where):
-    follows = gradclip.AdaptiveNorm(RULE, skip_above=4.0)
+    follows = gradclip.AdaptiveThreshold(RULE, skip_above=4.0)
     body, head, optimizer = made(1e6 if where == "common" else follows, momentum=0.9, weight_decay=0.1)
     clipping = clip_at_step(optimizer, follows if where == "common" else 1e6)
     skips, other = (body, head) if where == "common" else (head, body)
@@ -138,8 +138,8 @@ def test_a_spike_skips_its_own_part(where):
 
 
 @FUSED
-@pytest.mark.parametrize("own", [2.0, None, gradclip.AdaptiveNorm])
-@pytest.mark.parametrize("common", [1.0, gradclip.AdaptiveNorm])
+@pytest.mark.parametrize("own", [2.0, None, gradclip.AdaptiveThreshold])
+@pytest.mark.parametrize("common", [1.0, gradclip.AdaptiveThreshold])
 @pytest.mark.parametrize("bad", ["body", "head"])
 def test_nan_in_one_group_skips_the_step(own, common, bad, fused):
     own, common = (one() if isinstance(one, type) else one for one in (own, common))
@@ -173,9 +173,9 @@ def test_a_threshold_of_a_group_is_checked_at_once(own, error, message):
     assert head.detach().norm().item() == pytest.approx(50.0)
 
 
-def test_one_adaptive_norm_cannot_follow_two_norms():
-    follows = gradclip.AdaptiveNorm()
-    with pytest.raises(ValueError, match="are the same AdaptiveNorm"):
+def test_one_adaptive_threshold_cannot_follow_two_norms():
+    follows = gradclip.AdaptiveThreshold()
+    with pytest.raises(ValueError, match="are the same AdaptiveThreshold"):
         clip_at_step(made(follows)[2], follows)
 
 
@@ -214,8 +214,8 @@ def test_a_resumed_run_goes_on_to_the_last_bit():
             optimizer.step()
 
     def start():
-        body, head, optimizer = made(own := gradclip.AdaptiveNorm(RULE), torch.optim.AdamW)
-        clip_at_step(optimizer, gradclip.AdaptiveNorm(RULE))
+        body, head, optimizer = made(own := gradclip.AdaptiveThreshold(RULE), torch.optim.AdamW)
+        clip_at_step(optimizer, gradclip.AdaptiveThreshold(RULE))
         return own, body, head, optimizer
 
     norms = (1.0, 1.5, 0.7, 30.0, 1.1, 4.0)
@@ -245,7 +245,7 @@ def test_a_checkpoint_without_thresholds_takes_none_away(saved_with):
     assert "max_norm" not in optimizer.param_groups[0]
 
 
-OWN = {"adaptive": lambda: gradclip.AdaptiveNorm(RULE), "fixed": lambda: 2.0, "none": lambda: None}
+OWN = {"adaptive": lambda: gradclip.AdaptiveThreshold(RULE), "fixed": lambda: 2.0, "none": lambda: None}
 
 
 @pytest.mark.parametrize("own", OWN.values(), ids=OWN)
@@ -268,7 +268,7 @@ def test_a_file_says_no_more_of_an_adaptive_threshold_than_that_there_was_one(ow
 def test_an_adaptive_threshold_of_a_group_goes_through_torch_distributed_checkpoint(setting, through_files, tmp_path):
     options, runs = StateDictOptions(**{setting: True}), []
     for _ in range(2):
-        body, head, optimizer = made(own := gradclip.AdaptiveNorm(RULE), torch.optim.AdamW)
+        body, head, optimizer = made(own := gradclip.AdaptiveThreshold(RULE), torch.optim.AdamW)
         runs.append((torch.nn.ParameterDict({"body": body, "head": head}), optimizer, own))
         clip_at_step(optimizer, 1.0)
     (model, optimizer, _), (other_model, other, own) = runs
@@ -287,13 +287,13 @@ def test_an_adaptive_threshold_of_a_group_goes_through_torch_distributed_checkpo
 
 @pytest.mark.after_error
 def test_a_state_that_cannot_be_loaded_changes_nothing():
-    body, head, optimizer = made(own := gradclip.AdaptiveNorm(RULE))
-    clip_at_step(optimizer, common := gradclip.AdaptiveNorm(RULE))
+    body, head, optimizer = made(own := gradclip.AdaptiveThreshold(RULE))
+    clip_at_step(optimizer, common := gradclip.AdaptiveThreshold(RULE))
     give(body, head, (1.0, 10.0))
     optimizer.step()
     state, before = optimizer.state_dict(), (own.state_dict(), common.state_dict())
-    state["gradclip"] = {"max_norm": gradclip.AdaptiveNorm().state_dict(), "groups": [None, {"norms": []}]}
-    with pytest.raises(ValueError, match="an AdaptiveNorm's state has"):
+    state["gradclip"] = {"max_norm": gradclip.AdaptiveThreshold().state_dict(), "groups": [None, {"norms": []}]}
+    with pytest.raises(ValueError, match="an AdaptiveThreshold's state has"):
         optimizer.load_state_dict(state)
     assert (own.state_dict(), common.state_dict()) == before
     assert optimizer.param_groups[1]["max_norm"] is own

@@ -9,8 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import gradclip
 from gradclip.integrations.torch import clip_at_step, fold_into
 
-MAX_NORMS = {"a number": lambda: 1.0, "adaptive": gradclip.AdaptiveNorm}
-MAX_NORMS["skips"] = lambda: gradclip.AdaptiveNorm(skip_above=4.0)
+MAX_NORMS = {"a number": lambda: 1.0, "adaptive": gradclip.AdaptiveThreshold}
+MAX_NORMS["skips"] = lambda: gradclip.AdaptiveThreshold(skip_above=4.0)
 WAYS = {"at step": (clip_at_step, False), "at fused step": (clip_at_step, True), "folded": (fold_into, True)}
 
 

@@ -14,7 +14,7 @@ def following(max_norm, **settings):
 
 
 def twice_the_median(**settings):
-    return gradclip.AdaptiveNorm(gradclip.QuantileThreshold(factor=2.0), **settings)
+    return gradclip.AdaptiveThreshold(gradclip.QuantileRule(factor=2.0), **settings)
 
 
 def step(clipping, norm, skipped=False):
@@ -76,8 +76,8 @@ def test_a_number_is_assigned():
         (-1.0, ValueError, "must not be negative"),
         (math.nan, ValueError, "must not be negative or NaN"),
         ("1", TypeError, "max_norm must be"),
-        (gradclip.QuantileThreshold(), TypeError, "max_norm must be"),
-        (gradclip.AdaptiveNorm(skip_above=4.0), ValueError, "The engine cannot skip steps with a large norm"),
+        (gradclip.QuantileRule(), TypeError, "max_norm must be"),
+        (gradclip.AdaptiveThreshold(skip_above=4.0), ValueError, "The engine cannot skip steps with a large norm"),
     ],
 )
 def test_thresholds_that_are_refused(wrong, error, message):
@@ -90,7 +90,7 @@ def test_thresholds_that_are_refused(wrong, error, message):
 
 
 def test_an_adaptive_threshold_of_another_order_is_refused():
-    other = gradclip.AdaptiveNorm()
+    other = gradclip.AdaptiveThreshold()
     parameter = torch.nn.Parameter(torch.ones(1))
     parameter.grad = torch.ones(1)
     gradclip.clip_grad_norm_([parameter], other, ord=1)
@@ -99,7 +99,7 @@ def test_an_adaptive_threshold_of_another_order_is_refused():
 
 
 def test_an_adaptive_threshold_of_zero_is_an_error_at_the_step():
-    clipping = following(gradclip.AdaptiveNorm(gradclip.QuantileThreshold(upper=0.0)))
+    clipping = following(gradclip.AdaptiveThreshold(gradclip.QuantileRule(upper=0.0)))
     with pytest.raises(ValueError, match="max_norm must be above 0"):
         clipping.threshold()
 
@@ -111,7 +111,7 @@ def test_what_is_no_monitor_is_refused():
 
 def test_a_state_goes_on_to_the_last_bit():
     norms = torch.rand(50, generator=torch.Generator().manual_seed(0)).exp().tolist()
-    at_once, before, after = (following(gradclip.AdaptiveNorm()) for _ in range(3))
+    at_once, before, after = (following(gradclip.AdaptiveThreshold()) for _ in range(3))
     expected = [step(at_once, norm) for norm in norms]
     for norm in norms[:20]:
         step(before, norm)
@@ -133,19 +133,19 @@ def test_the_state_of_a_number_holds_the_norm_alone():
     [
         ({}, "the state has norm and max_norm; got nothing"),
         ({"norm": 1.0}, "got norm. Pass the result of state_dict"),
-        ({"norm": 1.0, "max_norm": None}, "that of a fixed threshold, but max_norm is an AdaptiveNorm"),
+        ({"norm": 1.0, "max_norm": None}, "that of a fixed threshold, but max_norm is an AdaptiveThreshold"),
     ],
 )
 def test_other_states_are_refused(state, message):
-    clipping = following(gradclip.AdaptiveNorm())
+    clipping = following(gradclip.AdaptiveThreshold())
     with pytest.raises(ValueError, match=message):
         clipping.load_state_dict(state)
     assert (clipping.norm, clipping.max_norm.steps) == (None, 0)
 
 
 def test_the_state_of_an_adaptive_threshold_is_refused_by_a_number():
-    with pytest.raises(ValueError, match="that of an AdaptiveNorm, but max_norm is a number"):
-        following(1.0).load_state_dict(following(gradclip.AdaptiveNorm()).state_dict())
+    with pytest.raises(ValueError, match="that of an AdaptiveThreshold, but max_norm is a number"):
+        following(1.0).load_state_dict(following(gradclip.AdaptiveThreshold()).state_dict())
 
 
 def test_it_is_undone_once():

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradclip
 import gradclip._src.backends.torch.framework as torch_backend
-from gradclip import AdaptiveNorm, QuantileThreshold
+from gradclip import AdaptiveThreshold, QuantileRule
 from gradclip.integrations.torch import fold_into
 
 MAKE = {
@@ -18,7 +18,7 @@ MAKE = {
     "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
     "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1, fused=True),
 }
-RULE = QuantileThreshold(window=4)
+RULE = QuantileRule(window=4)
 NORMS = [1.0, 1.0, 3.0, 100.0, 1.5, 2.0]
 
 
@@ -34,7 +34,7 @@ def give(weight, norm):
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_steps_are_those_after_clipping(make):
     (ours, folded), (theirs, after) = made(make), made(make)
-    one, other = AdaptiveNorm(RULE), AdaptiveNorm(RULE)
+    one, other = AdaptiveThreshold(RULE), AdaptiveThreshold(RULE)
     clipping = fold_into(folded, one)
     for norm in NORMS:
         give(ours, norm)
@@ -52,7 +52,7 @@ def test_steps_are_those_after_clipping(make):
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_a_spike_leaves_parameters_moments_and_counts_as_they_are(make, hidden):
     (ours, folded), (theirs, plain) = made(make), made(make)
-    max_norm = AdaptiveNorm(QuantileThreshold(factor=2.0, window=4), skip_above=4.0)
+    max_norm = AdaptiveThreshold(QuantileRule(factor=2.0, window=4), skip_above=4.0)
     fold_into(folded, max_norm, nonfinite="skip")
     with mock.patch.object(torch_backend, "in_host_memory", return_value=False) if hidden else mock.MagicMock():
         for norm in (1.0, 1.0, 100.0, 2.0, math.nan, 1.0):
@@ -75,7 +75,7 @@ def test_nothing_waits():
             return func(*args, **(kwargs or {}))
 
     weight, optimizer = made(MAKE["AdamW"])
-    clipping = fold_into(optimizer, AdaptiveNorm(skip_above=4.0), nonfinite="skip")
+    clipping = fold_into(optimizer, AdaptiveThreshold(skip_above=4.0), nonfinite="skip")
     with mock.patch.object(torch_backend, "in_host_memory", return_value=False):
         for norm in (1.0, 1.0, 100.0):
             give(weight, norm)
@@ -89,7 +89,7 @@ def test_nothing_waits():
 @pytest.mark.after_error
 def test_a_failed_step_is_not_observed():
     weight, optimizer = made(MAKE["AdamW"])
-    max_norm = AdaptiveNorm()
+    max_norm = AdaptiveThreshold()
     fold_into(optimizer, max_norm, nonfinite="raise")
     give(weight, math.nan)
     with pytest.raises(FloatingPointError):
@@ -102,7 +102,7 @@ def test_a_failed_step_is_not_observed():
 
 def test_unscaled_norms_are_observed():
     weight, optimizer = made(MAKE["AdamW"])
-    max_norm, scaler = AdaptiveNorm(), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    max_norm, scaler = AdaptiveThreshold(), torch.amp.GradScaler("cpu", init_scale=1024.0)
     fold_into(optimizer, max_norm)
     scaler.scale(torch.zeros(()))
     for norm in (1.0, 3.0, math.inf, 1.0):
@@ -114,7 +114,7 @@ def test_unscaled_norms_are_observed():
 
 def test_thresholds_stay_where_a_step_can_divide_by_them():
     weight, optimizer = made(MAKE["AdamW"])
-    max_norm = AdaptiveNorm()
+    max_norm = AdaptiveThreshold()
     fold_into(optimizer, max_norm)
     for norm in (1e-18, 1e-18, 1e32, 1.0):
         give(weight, norm)
@@ -125,7 +125,7 @@ def test_thresholds_stay_where_a_step_can_divide_by_them():
 
 def test_a_number_may_take_its_place():
     weight, optimizer = made(MAKE["momentum"])
-    clipping = fold_into(optimizer, AdaptiveNorm())
+    clipping = fold_into(optimizer, AdaptiveThreshold())
     clipping.max_norm = 1.0
     give(weight, 5.0)
     optimizer.step()
@@ -136,7 +136,7 @@ def test_a_number_may_take_its_place():
 def test_finite_spikes_beyond_the_range_are_skipped(dtype, value):
     weight = torch.nn.Parameter(torch.zeros(500, dtype=dtype))
     optimizer = torch.optim.SGD([weight], lr=1.0, fused=True)
-    clipping = fold_into(optimizer, AdaptiveNorm(skip_above=3.0), 1)
+    clipping = fold_into(optimizer, AdaptiveThreshold(skip_above=3.0), 1)
     for scale in (1e3, value, 1e3):
         weight.grad = torch.full_like(weight, scale)
         optimizer.step()

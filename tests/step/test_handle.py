@@ -9,7 +9,7 @@ import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 
 import gradclip
-from gradclip import AdaptiveNorm, QuantileThreshold
+from gradclip import AdaptiveThreshold, QuantileRule
 from gradclip.integrations.torch import clip_at_step, fold_into
 
 WAYS = {
@@ -70,7 +70,7 @@ def test_numbers_of_a_fixed_threshold(attach, settings):
 @pytest.mark.parametrize("max_norm", [2.0, None])
 def test_steps_without_gradients_do_not_count(attach, settings, max_norm):
     model, optimizer = made(settings)
-    monitor, adaptive = gradclip.Monitor(), AdaptiveNorm()
+    monitor, adaptive = gradclip.Monitor(), AdaptiveThreshold()
     clipping = attach(optimizer, max_norm or adaptive, monitor=monitor)
     optimizer.step()
     assert clipping.numbers() == {}
@@ -88,7 +88,7 @@ def test_steps_without_gradients_do_not_count(attach, settings, max_norm):
 @EACH_WAY
 def test_the_step_by_which_torch_distributed_makes_state_does_not_count(attach, settings):
     model, optimizer = made(settings)
-    adaptive = AdaptiveNorm()
+    adaptive = AdaptiveThreshold()
     clipping, watched = attach(optimizer, adaptive), gradclip.guard(optimizer)
     assert get_optimizer_state_dict(model, optimizer)["state"]
     assert (clipping.steps, adaptive.steps, watched.steps, watched.looks) == (0, 0, 0, 0)
@@ -98,9 +98,9 @@ def test_the_step_by_which_torch_distributed_makes_state_does_not_count(attach, 
 
 
 @EACH_WAY
-def test_the_threshold_of_an_adaptive_norm_is_a_number(attach, settings):
+def test_the_threshold_of_an_adaptive_threshold_is_a_number(attach, settings):
     model, optimizer = made(settings)
-    adaptive = AdaptiveNorm()
+    adaptive = AdaptiveThreshold()
     attach(optimizer, adaptive)
     for norm in NORMS:
         step(model, optimizer, norm)
@@ -132,8 +132,8 @@ def test_thresholds_at_the_ends(attach, settings, threshold, share):
 @EACH_WAY
 def test_skipped_steps_got_nothing_and_are_not_clipped(attach, settings):
     model, optimizer = made(settings)
-    rule = QuantileThreshold(factor=2.0, window=4)
-    clipping = attach(optimizer, AdaptiveNorm(rule, skip_above=4.0), nonfinite="skip")
+    rule = QuantileRule(factor=2.0, window=4)
+    clipping = attach(optimizer, AdaptiveThreshold(rule, skip_above=4.0), nonfinite="skip")
     seen = []
     for norm in (1.0, 1.0, 100.0, math.nan, 3.0):
         step(model, optimizer, norm)
@@ -168,10 +168,10 @@ def test_a_resumed_run_goes_on_to_the_last_bit(attach, settings, loaded):
         return seen
 
     whole, optimizer = made(settings)
-    expected = run(NORMS, whole, optimizer, attach(optimizer, AdaptiveNorm()))
+    expected = run(NORMS, whole, optimizer, attach(optimizer, AdaptiveThreshold()))
 
     first, optimizer = made(settings)
-    clipping = attach(optimizer, AdaptiveNorm())
+    clipping = attach(optimizer, AdaptiveThreshold())
     assert run(NORMS[:5], first, optimizer, clipping) == expected[:5]
     saved = as_saved({"model": first.state_dict(), "optimizer": optimizer.state_dict(), "own": clipping.state_dict()})
 
@@ -180,7 +180,7 @@ def test_a_resumed_run_goes_on_to_the_last_bit(attach, settings, loaded):
     if loaded == "by the handle":
         saved["optimizer"].pop("gradclip")
         optimizer.load_state_dict(saved["optimizer"])
-    clipping = attach(optimizer, AdaptiveNorm())
+    clipping = attach(optimizer, AdaptiveThreshold())
     if loaded == "by the handle":
         clipping.load_state_dict(saved["own"])
     else:
@@ -198,7 +198,7 @@ def test_a_fixed_threshold_leaves_the_state_as_it_is(attach, settings):
     assert set(optimizer.state_dict()) == {"state", "param_groups"}
     assert clipping.state_dict() == {}
     adaptive = made(settings)[1]
-    other = attach(adaptive, AdaptiveNorm())
+    other = attach(adaptive, AdaptiveThreshold())
     optimizer.load_state_dict(adaptive.state_dict())
     adaptive.load_state_dict(optimizer.state_dict())
     assert (clipping.max_norm, other.max_norm.steps) == (1.0, 0)
@@ -206,7 +206,7 @@ def test_a_fixed_threshold_leaves_the_state_as_it_is(attach, settings):
 
 def test_an_optimizer_that_does_not_clip_can_load_the_state():
     model, optimizer = made({})
-    clip_at_step(optimizer, AdaptiveNorm())
+    clip_at_step(optimizer, AdaptiveThreshold())
     step(model, optimizer, 5.0)
     other = made({})[1]
     other.load_state_dict(optimizer.state_dict())
@@ -218,17 +218,19 @@ def test_an_optimizer_that_does_not_clip_can_load_the_state():
 @EACH_WAY
 def test_a_state_that_cannot_be_loaded_changes_nothing(attach, settings):
     model, optimizer = made(settings)
-    attach(optimizer, AdaptiveNorm(), 1)
+    attach(optimizer, AdaptiveThreshold(), 1)
     step(model, optimizer, 5.0)
     other_model, other = made(settings)
-    clipping = attach(other, AdaptiveNorm())
+    clipping = attach(other, AdaptiveThreshold())
     step(other_model, other, 7.0)
     before = plain_state(other)
     with pytest.raises(ValueError, match=r"the state holds norms of ord=1"):
         other.load_state_dict(optimizer.state_dict())
     with pytest.raises(ValueError, match="different number of parameter groups"):
-        other.load_state_dict({"state": {}, "param_groups": [], "gradclip": {"max_norm": AdaptiveNorm().state_dict()}})
-    with pytest.raises(ValueError, match="an AdaptiveNorm's state has"):
+        other.load_state_dict(
+            {"state": {}, "param_groups": [], "gradclip": {"max_norm": AdaptiveThreshold().state_dict()}}
+        )
+    with pytest.raises(ValueError, match="an AdaptiveThreshold's state has"):
         other.load_state_dict({**other.state_dict(), "gradclip": {"max_norm": {}}})
     assert plain_state(other) == before
     assert clipping.max_norm.steps == 1
@@ -239,11 +241,11 @@ def test_what_torch_distributed_checkpoint_keeps(flat):
     """Its functions drop what is not in "state" and "param_groups", and must not fail for it."""
     options = StateDictOptions(flatten_optimizer_state_dict=flat)
     model, optimizer = made({})
-    clipping = clip_at_step(optimizer, AdaptiveNorm())
+    clipping = clip_at_step(optimizer, AdaptiveThreshold())
     step(model, optimizer, 5.0)
     saved = get_optimizer_state_dict(model, optimizer, options=options)
     other_model, other = made({})
-    resumed = clip_at_step(other, AdaptiveNorm())
+    resumed = clip_at_step(other, AdaptiveThreshold())
     set_optimizer_state_dict(other_model, other, saved, options=options)
     resumed.load_state_dict(clipping.state_dict())
     for each in ((model, optimizer), (other_model, other)):
@@ -256,7 +258,7 @@ def test_what_torch_distributed_checkpoint_keeps(flat):
 def test_a_monitor_records_each_step(attach, settings):
     model, optimizer = made(settings)
     monitor = gradclip.Monitor(layers_every=1)
-    attach(optimizer, AdaptiveNorm(QuantileThreshold(factor=2.0, window=4), skip_above=4.0), monitor=monitor)
+    attach(optimizer, AdaptiveThreshold(QuantileRule(factor=2.0, window=4), skip_above=4.0), monitor=monitor)
     for norm in (1.0, 3.0, 100.0):
         monitor.note(loss=norm)
         step(model, optimizer, norm)
@@ -283,7 +285,7 @@ def test_a_monitor_keeps_what_made_a_step_raise(attach, settings):
 
 def test_the_key_of_a_saved_state_is_explained_where_nothing_clips_yet():
     weight = torch.nn.Parameter(torch.zeros(2))
-    saving = torch.optim.SGD([{"params": [weight], "max_norm": gradclip.AdaptiveNorm()}], lr=0.1)
+    saving = torch.optim.SGD([{"params": [weight], "max_norm": gradclip.AdaptiveThreshold()}], lr=0.1)
     clip_at_step(saving, 1.0)
     loading = torch.optim.SGD([weight], lr=0.1)
     loading.load_state_dict(saving.state_dict())

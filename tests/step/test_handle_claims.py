@@ -1,4 +1,4 @@
-"""An AdaptiveNorm or a Monitor for two optimizers is refused, and nothing has been changed."""
+"""An AdaptiveThreshold or a Monitor for two optimizers is refused, and nothing has been changed."""
 
 import copy
 
@@ -7,7 +7,7 @@ import torch
 
 import gradclip
 from gradclip._src.step.engine import EngineClipping
-from gradclip._src.thresholds.holder import AdaptiveNorm
+from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip.integrations.torch import clip_at_step, fold_into
 
 ATTACH = {"clip_at_step": clip_at_step, "fold_into": fold_into}
@@ -21,10 +21,10 @@ def adam(**settings):
 @pytest.mark.parametrize("second", ATTACH)
 @pytest.mark.parametrize("shared", ["max_norm", "monitor"])
 def test_two_optimizers(first, second, shared):
-    norm, monitor = AdaptiveNorm(), gradclip.Monitor()
+    norm, monitor = AdaptiveThreshold(), gradclip.Monitor()
     given = {"max_norm": norm, "monitor": None} if shared == "max_norm" else {"max_norm": 1.0, "monitor": monitor}
     handle, other = ATTACH[first](adam(), **given), adam()
-    kind = "AdaptiveNorm" if shared == "max_norm" else "Monitor"
+    kind = "AdaptiveThreshold" if shared == "max_norm" else "Monitor"
     for _ in range(2):
         with pytest.raises(ValueError, match=f"this {kind} already follows another optimizer. Pass each"):
             ATTACH[second](other, **given)
@@ -36,7 +36,7 @@ def test_two_optimizers(first, second, shared):
 
 
 def test_a_group_of_another_optimizer_and_an_assignment():
-    norm = AdaptiveNorm()
+    norm = AdaptiveThreshold()
     grouped, plain = adam(max_norm=norm), adam()
     handle = clip_at_step(grouped, 1.0)
     with pytest.raises(ValueError, match="already follows another optimizer"):
@@ -54,7 +54,7 @@ def test_a_group_of_another_optimizer_and_an_assignment():
 
 @pytest.mark.parametrize("added", [False, True])
 def test_a_threshold_that_a_group_gets_later_is_claimed_at_the_step(added):
-    norm, optimizers = AdaptiveNorm(), [adam(), adam()]
+    norm, optimizers = AdaptiveThreshold(), [adam(), adam()]
     handles = [clip_at_step(one, 1.0, nonfinite="zero") for one in optimizers]
     for one in optimizers:
         if added:
@@ -64,7 +64,7 @@ def test_a_threshold_that_a_group_gets_later_is_claimed_at_the_step(added):
             group["params"][0].grad = torch.tensor([3.0, 4.0])
     optimizers[0].step()
     for _ in range(2):
-        with pytest.raises(ValueError, match="this AdaptiveNorm already follows another optimizer"):
+        with pytest.raises(ValueError, match="this AdaptiveThreshold already follows another optimizer"):
             optimizers[1].step()
     with pytest.raises(ValueError, match="already follows another optimizer"):
         clip_at_step(adam(), norm)
@@ -92,7 +92,7 @@ def test_a_threshold_that_a_group_gets_after_folding_is_refused(attach):
 
 
 def test_an_engine_and_an_optimizer():
-    norm, monitor = AdaptiveNorm(), gradclip.Monitor()
+    norm, monitor = AdaptiveThreshold(), gradclip.Monitor()
     engine = EngineClipping("DeepSpeed", norm, monitor).undone_by(lambda: None)
     for given in ({"max_norm": norm}, {"max_norm": 1.0, "monitor": monitor}):
         with pytest.raises(ValueError, match="already follows another optimizer"):
@@ -108,7 +108,7 @@ def test_an_engine_and_an_optimizer():
 
 @pytest.mark.parametrize("attach", ATTACH.values())
 def test_an_optimizer_that_is_gone_keeps_nothing(attach):
-    norm = AdaptiveNorm()
+    norm = AdaptiveThreshold()
     handle = attach(adam(), norm)
     del handle
     attach(adam(), norm)
@@ -128,7 +128,7 @@ def test_a_handle_removed_twice_lets_no_second_clipping_in(attach):
 @pytest.mark.parametrize("attach", ATTACH.values())
 def test_an_optimizer_made_anew_for_the_same_parameters_takes_over(attach):
     """As in a cell of a notebook that is run again, where a name still refers to the old handle."""
-    norm, monitor, weight = AdaptiveNorm(), gradclip.Monitor(), torch.nn.Parameter(torch.zeros(2))
+    norm, monitor, weight = AdaptiveThreshold(), gradclip.Monitor(), torch.nn.Parameter(torch.zeros(2))
     for _ in range(2):
         optimizer = torch.optim.Adam([weight], fused=True)
         handle = attach(optimizer, norm, monitor=monitor)
@@ -139,7 +139,7 @@ def test_an_optimizer_made_anew_for_the_same_parameters_takes_over(attach):
 
 @pytest.mark.parametrize("attach", ATTACH.values())
 def test_one_that_was_replaced_is_free(attach):
-    norm, one, other = AdaptiveNorm(), adam(), adam()
+    norm, one, other = AdaptiveThreshold(), adam(), adam()
     first = attach(one, norm)
     first.max_norm = 1.0
     second = attach(other, norm)

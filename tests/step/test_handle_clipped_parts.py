@@ -8,7 +8,7 @@ import torch
 import gradclip
 from gradclip._src.step.handle import PartsWatched, StepPart, left_of_all
 
-FOLLOWS = gradclip.AdaptiveNorm(skip_above=4.0)
+FOLLOWS = gradclip.AdaptiveThreshold(skip_above=4.0)
 
 
 @pytest.mark.parametrize(

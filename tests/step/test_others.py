@@ -161,7 +161,12 @@ def told_of_own(own, ours, **group):
 
 @pytest.mark.parametrize(
     ("own", "ours", "group"),
-    [(1.0, 2.0, {}), (1.0, gradclip.AdaptiveNorm(), {}), (3, 2.0, {"max_grad_norm": 1}), (1.0, 0.5, {"max_norm": 2.0})],
+    [
+        (1.0, 2.0, {}),
+        (1.0, gradclip.AdaptiveThreshold(), {}),
+        (3, 2.0, {"max_grad_norm": 1}),
+        (1.0, 0.5, {"max_norm": 2.0}),
+    ],
 )
 def test_an_optimizer_that_clips_to_less_is_told_of(own, ours, group):
     (message,), length, files = told_of_own(own, ours, **group)

@@ -7,7 +7,7 @@ import pickle
 import pytest
 import torch
 
-from gradclip import AdaptiveNorm, QuantileThreshold
+from gradclip import AdaptiveThreshold, QuantileRule
 from gradclip.integrations.torch import fold_into
 
 MAKE = {
@@ -75,7 +75,7 @@ def test_gradients_that_lie_like_their_parameters_stay_where_they_are():
 def test_a_spike_beyond_float32_is_skipped(make, dtype, value, nonfinite):
     weight = torch.nn.Parameter(torch.ones(9, dtype=dtype))
     optimizer = make([weight])
-    fold_into(optimizer, AdaptiveNorm(QuantileThreshold(factor=2.0, window=4), skip_above=4.0), nonfinite=nonfinite)
+    fold_into(optimizer, AdaptiveThreshold(QuantileRule(factor=2.0, window=4), skip_above=4.0), nonfinite=nonfinite)
     for _ in range(2):
         weight.grad = torch.ones(9, dtype=dtype)
         optimizer.step()

@@ -4,31 +4,31 @@ import math
 
 import numpy as np
 
-from gradclip import QuantileThreshold, SpreadThreshold, SteadyThreshold
+from gradclip import QuantileRule, SpreadRule, SteadyRule
 
 RULES = [
-    QuantileThreshold(),
-    QuantileThreshold(factor=1.0, quantile=0.1, window=50),
-    QuantileThreshold(factor=1.1, quantile=0.95, window=100),
-    QuantileThreshold(factor=3.0, quantile=0.0, window=7),
-    QuantileThreshold(factor=0.5, quantile=1.0, window=12),
-    QuantileThreshold(window=1),
-    QuantileThreshold(quantile=0.3, window=2, lower=0.125, upper=50.0),
-    QuantileThreshold(quantile=0.07, window=100),
-    QuantileThreshold(quantile=0.5, window=9, initial=1.0),
-    QuantileThreshold(quantile=0.34, window=33),
+    QuantileRule(),
+    QuantileRule(factor=1.0, quantile=0.1, window=50),
+    QuantileRule(factor=1.1, quantile=0.95, window=100),
+    QuantileRule(factor=3.0, quantile=0.0, window=7),
+    QuantileRule(factor=0.5, quantile=1.0, window=12),
+    QuantileRule(window=1),
+    QuantileRule(quantile=0.3, window=2, lower=0.125, upper=50.0),
+    QuantileRule(quantile=0.07, window=100),
+    QuantileRule(quantile=0.5, window=9, initial=1.0),
+    QuantileRule(quantile=0.34, window=33),
 ]
 SPREAD_RULES = [
-    SpreadThreshold(),
-    SpreadThreshold(factor=0.3, quantile=0.0, window=7),
-    SpreadThreshold(factor=3.0, quantile=0.5, window=12, upper=50.0),
-    SpreadThreshold(quantile=0.25, window=1, initial=1.0),
+    SpreadRule(),
+    SpreadRule(factor=0.3, quantile=0.0, window=7),
+    SpreadRule(factor=3.0, quantile=0.5, window=12, upper=50.0),
+    SpreadRule(quantile=0.25, window=1, initial=1.0),
 ]
 STEADY_RULES = [
-    SteadyThreshold(),
-    SteadyThreshold(factor=0.3, quantile=0.0, window=7),
-    SteadyThreshold(factor=3.0, quantile=0.9, window=12, lower=0.125, upper=50.0),
-    SteadyThreshold(window=1, initial=1.0),
+    SteadyRule(),
+    SteadyRule(factor=0.3, quantile=0.0, window=7),
+    SteadyRule(factor=3.0, quantile=0.9, window=12, lower=0.125, upper=50.0),
+    SteadyRule(window=1, initial=1.0),
 ]
 
 

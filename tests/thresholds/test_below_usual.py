@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import gradclip
-from gradclip import AdaptiveNorm, QuantileThreshold, SpreadThreshold
+from gradclip import AdaptiveThreshold, QuantileRule, SpreadRule
 from gradclip._src.thresholds.below_usual import rule_given
 from norms_in_turn import SPREAD_RULES, clamped, fed, on_a_level
 
@@ -34,12 +34,12 @@ def test_it_is_the_formula(rule, shape, like):
 
 
 def test_the_threshold_of_equal_norms_is_their_level():
-    rule = SpreadThreshold()
+    rule = SpreadRule()
     assert rule.max_norm(fed(rule, rule.init(), [3.0] * 300)) == 3.0
 
 
 def test_norms_that_vary_more_than_fourfold_have_the_least_threshold():
-    rule = SpreadThreshold()
+    rule = SpreadRule()
     for low in (0.25, 0.1, 1e-30):
         assert rule.max_norm(fed(rule, rule.init(), [low, 1.0, 1.0] * 200)) == 1.0 / 16
 
@@ -54,14 +54,14 @@ def test_after_k_norms_on_a_level_the_threshold_is_that_levels(rule):
 
 
 def test_the_defaults_recover_within_231_steps_and_not_sooner():
-    rule = SpreadThreshold()
+    rule = SpreadRule()
     assert rule.recovery_steps == 231
     for steps, found in ((230, 1 / 16), (231, 1.0)):
         assert rule.max_norm(fed(rule, rule.init(), [1e-6] * 256 + [1.0] * steps)) == found
 
 
 def test_thresholds_of_the_least_norm_kept_are_normal():
-    rule = SpreadThreshold()
+    rule = SpreadRule()
     history = rule.init()
     for norm in (2.0**-126, 2.0**-122, 2.0**-121, 2.0**-120, 2.0**-100):
         history = rule.observe(history, norm)
@@ -72,7 +72,7 @@ def test_thresholds_of_the_least_norm_kept_are_normal():
 def test_one_norm_on_the_host_takes_the_short_way(monkeypatch):
     from gradclip._src.thresholds import quantile
 
-    rule = SpreadThreshold(factor=3.0, window=4)
+    rule = SpreadRule(factor=3.0, window=4)
     history = fed(rule, rule.init(), [1.0, 0.3, 2.0, 1.7])
     expected = rule.max_norm(fed(rule, rule.init(shape=(1,)), [[1.0], [0.3], [2.0], [1.7]]))
     monkeypatch.setattr(quantile, "namespace_of", None)
@@ -82,28 +82,28 @@ def test_one_norm_on_the_host_takes_the_short_way(monkeypatch):
 def test_a_large_factor_of_the_least_norms_is_no_zero():
     import jax.numpy as jnp
 
-    rule, norms = SpreadThreshold(factor=2.0**20), [2.0**-126, 2.0**-125, 2.0**-125]
+    rule, norms = SpreadRule(factor=2.0**20), [2.0**-126, 2.0**-125, 2.0**-125]
     for like in (np.zeros((), np.float32), jnp.zeros(())):
         assert float(rule.max_norm(fed(rule, rule.init(like), norms))) == 2.0**-107
 
 
 def test_a_quantile_above_the_median_is_an_error():
     with pytest.raises(ValueError, match=r"quantile must be at most 0.5, got 0.6"):
-        SpreadThreshold(quantile=0.6)
+        SpreadRule(quantile=0.6)
 
 
 def test_the_default_rule_depends_on_whether_steps_are_skipped():
-    assert rule_given(None, skips=False) == SpreadThreshold() == AdaptiveNorm().rule
-    assert rule_given(None, skips=True) == QuantileThreshold() == AdaptiveNorm(skip_above=4.0).rule
-    assert rule_given(QuantileThreshold(window=3), skips=True).window == 3
+    assert rule_given(None, skips=False) == SpreadRule() == AdaptiveThreshold().rule
+    assert rule_given(None, skips=True) == QuantileRule() == AdaptiveThreshold(skip_above=4.0).rule
+    assert rule_given(QuantileRule(window=3), skips=True).window == 3
 
 
 @pytest.mark.parametrize(
-    "make", [lambda rule: AdaptiveNorm(rule, skip_above=2.0), lambda rule: rule_given(rule, skips=True)]
+    "make", [lambda rule: AdaptiveThreshold(rule, skip_above=2.0), lambda rule: rule_given(rule, skips=True)]
 )
 def test_skipping_above_a_threshold_below_the_usual_norm_is_an_error(make):
-    with pytest.raises(ValueError, match=r"Pass rule=gradclip.QuantileThreshold\(\), or leave rule out"):
-        make(SpreadThreshold())
+    with pytest.raises(ValueError, match=r"Pass rule=gradclip.QuantileRule\(\), or leave rule out"):
+        make(SpreadRule())
 
 
 def test_the_transformations_of_optax_say_the_same():
@@ -117,8 +117,8 @@ def test_the_transformations_of_optax_say_the_same():
         lambda rule: skip_spikes(optax.sgd(1.0), rule),
     ):
         with pytest.raises(ValueError, match="skip_above needs a threshold above the usual norm"):
-            make(gradclip.SpreadThreshold())
-    transform, rule = adaptive_clip_by_global_norm(), SpreadThreshold()
+            make(gradclip.SpreadRule())
+    transform, rule = adaptive_clip_by_global_norm(), SpreadRule()
     state, history = transform.init({"w": jnp.zeros(2)}), rule.init()
     for norm in (5.0, 10.0, 2.5, 20.0):
         _, state = transform.update({"w": jnp.array([0.6 * norm, 0.8 * norm])}, state)

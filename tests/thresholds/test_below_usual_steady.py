@@ -11,7 +11,7 @@ import tensorflow as tf
 import torch
 
 import gradclip
-from gradclip import AdaptiveNorm, QuantileThreshold, SteadyThreshold
+from gradclip import AdaptiveThreshold, QuantileRule, SteadyRule
 from norms_in_turn import STEADY_RULES, awkward_norms, clamped, fed, on_a_level
 
 
@@ -42,7 +42,7 @@ def test_it_is_the_formula(rule, shape, like):
 
 def test_it_stays_to_the_last_bit_while_it_fits():
     """Norms vary tenfold and their level falls to a quarter: every step is clipped to an eighth of the first norm."""
-    rng, max_norm, thresholds = np.random.default_rng(0), AdaptiveNorm(SteadyThreshold()), []
+    rng, max_norm, thresholds = np.random.default_rng(0), AdaptiveThreshold(SteadyRule()), []
     for step in range(500):
         size = 4.0 if step == 0 else (3.0 - step / 250) * rng.uniform(1.0, 10.0)
         gradclip.clip_grad_norm_({"w": np.float32([size, 0.0])}, max_norm)
@@ -54,7 +54,7 @@ def test_it_stays_to_the_last_bit_while_it_fits():
 
 @pytest.mark.parametrize(("level", "found"), [(0.5, 0.25), (2.0, 1.0), (64.0, 1.0), (640.0, 10.0)])
 def test_it_moves_to_the_nearer_end_of_what_fits(level, found):
-    rule = SteadyThreshold()
+    rule = SteadyRule()
     assert rule.max_norm(fed(rule, rule.init(), [8.0] + [level] * 128)) == found
 
 
@@ -67,7 +67,7 @@ def test_after_k_norms_on_a_level_the_threshold_is_that_levels(rule):
 
 
 def test_the_defaults_recover_within_65_steps_and_not_sooner():
-    rule = SteadyThreshold()
+    rule = SteadyRule()
     assert rule.recovery_steps == 65
     for wrong, found in ((1e-6, 1 / 64), (1e6, 1 / 2)):
         histories = [fed(rule, rule.init(), [wrong] * 128 + [1.0] * steps) for steps in (64, 65)]
@@ -77,16 +77,16 @@ def test_the_defaults_recover_within_65_steps_and_not_sooner():
 
 @pytest.mark.parametrize("first", [[math.nan], [math.inf, 0.0], [1e6], [1e-6], [-1.0, math.nan, 1e8]])
 def test_a_bad_start_is_forgotten(first):
-    rule = SteadyThreshold()
+    rule = SteadyRule()
     threshold = rule.max_norm(fed(rule, rule.init(), [*first, 1.0, 1.2, 0.9, 1.1]))
     assert 0.9 / 64 <= threshold <= 1.2 / 2
 
 
 def test_the_first_step_is_short_and_finite():
-    rule = SteadyThreshold()
+    rule = SteadyRule()
     assert rule.max_norm(rule.init()) == np.float32(0.01)
     assert rule.max_norm(fed(rule, rule.init(), [math.nan, math.inf, 0.0])) == np.float32(0.01)
-    assert SteadyThreshold(initial=math.inf, upper=2.0).max_norm(rule.init()) == 2.0
+    assert SteadyRule(initial=math.inf, upper=2.0).max_norm(rule.init()) == 2.0
 
 
 @pytest.mark.parametrize("like", [np.float32(0), torch.zeros(()), jnp.zeros(()), tf.zeros(())])
@@ -104,7 +104,7 @@ def test_every_framework_has_the_same_bits(like):
 
 
 def test_thresholds_of_the_norms_kept_are_normal():
-    rule = SteadyThreshold(factor=2.0**20)
+    rule = SteadyRule(factor=2.0**20)
     for edge in (2.0**-126, 2.0**-122, 2.0**-119, 2.0**100, 2.0**103, 2.0**104, 2.0**127):
         history = rule.observe(rule.init(), edge)
         if int(history.count):
@@ -119,13 +119,13 @@ def test_thresholds_of_the_norms_kept_are_normal():
 @pytest.mark.parametrize("cut", [0, 1, 30])
 def test_a_resumed_run_goes_on_to_the_bit(cut):
     norms = np.float32([9.0, *np.random.default_rng(2).exponential(size=39)])
-    rule = SteadyThreshold(window=8)
+    rule = SteadyRule(window=8)
 
     def run(max_norm, norms):
         for norm in norms:
             gradclip.clip_grad_norm_({"w": np.float32([norm, 0.0])}, max_norm)
 
-    whole, first, second = AdaptiveNorm(rule), AdaptiveNorm(rule), AdaptiveNorm(rule)
+    whole, first, second = AdaptiveThreshold(rule), AdaptiveThreshold(rule), AdaptiveThreshold(rule)
     run(whole, norms)
     run(first, norms[:cut])
     file = io.BytesIO()
@@ -139,17 +139,17 @@ def test_a_resumed_run_goes_on_to_the_bit(cut):
 
 
 def test_states_of_other_rules_are_taken():
-    other, steady = AdaptiveNorm(), AdaptiveNorm(SteadyThreshold())
+    other, steady = AdaptiveThreshold(), AdaptiveThreshold(SteadyRule())
     for norm in (8.0, 5.0):
         gradclip.clip_grad_norm_({"w": np.float32([norm, 0.0])}, other)
     steady.load_state_dict(other.state_dict())
     assert steady.max_norm == 1.0
     other.load_state_dict(steady.state_dict())
-    assert other.max_norm == AdaptiveNorm().rule.max_norm(other.history)
+    assert other.max_norm == AdaptiveThreshold().rule.max_norm(other.history)
 
 
 def test_it_moves_to_the_framework_and_dtype_of_the_gradients():
-    max_norm = AdaptiveNorm(SteadyThreshold())
+    max_norm = AdaptiveThreshold(SteadyRule())
     for update in (np.float32([8.0]), jnp.float32([8.0]), torch.tensor([8.0]), np.float64([8.0])):
         gradclip.clip_grad_norm_({"w": update} if isinstance(update, np.ndarray) else [held(update)], max_norm)
     assert max_norm.history.held.dtype == max_norm.history.norms.dtype == np.float64
@@ -166,7 +166,7 @@ def test_optax_and_compiled_code_take_it():
 
     from gradclip.integrations.optax import adaptive_clip_by_global_norm
 
-    rule = SteadyThreshold()
+    rule = SteadyRule()
     optimizer = optax.chain(adaptive_clip_by_global_norm(rule), optax.sgd(1.0))
     state = optimizer.init(jnp.zeros(2))
     update = jax.jit(optimizer.update, donate_argnums=1)
@@ -185,7 +185,7 @@ def test_optax_and_compiled_code_take_it():
 
 
 def test_histories_of_other_rules_are_refused():
-    steady, other = SteadyThreshold(), QuantileThreshold()
+    steady, other = SteadyRule(), QuantileRule()
     for rule, history, count in ((steady, other.init(), 2), (other, steady.init(), 3)):
         for call in (rule.max_norm, lambda history, rule=rule: rule.observe(history, 1.0)):
             with pytest.raises(ValueError, match=rf"the history has {count} arrays, .* from its own init"):
@@ -193,5 +193,5 @@ def test_histories_of_other_rules_are_refused():
 
 
 def test_skipping_above_it_is_an_error():
-    with pytest.raises(ValueError, match=r"a SteadyThreshold may be far below it. Pass rule=gradclip.Quant"):
-        AdaptiveNorm(SteadyThreshold(), skip_above=4.0)
+    with pytest.raises(ValueError, match=r"a SteadyRule may be far below it. Pass rule=gradclip.Quant"):
+        AdaptiveThreshold(SteadyRule(), skip_above=4.0)

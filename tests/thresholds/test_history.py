@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 import torch
 
-from gradclip import QuantileThreshold
+from gradclip import QuantileRule
 from gradclip._src.core.formats import FLOAT32, FLOAT64
 from gradclip._src.thresholds.history import norms_kept, of_framework, of_one_norm
 
@@ -21,7 +21,7 @@ def test_norms_that_are_kept_have_normal_thresholds(form, low, high):
 
 
 def test_only_a_numpy_history_of_one_norm_is_that():
-    rule = QuantileThreshold(window=2)
+    rule = QuantileRule(window=2)
     assert of_one_norm(rule.init().norms)
     assert not of_one_norm(rule.init(shape=(3,)).norms)
     assert not of_one_norm(rule.init(torch.zeros(())).norms)
@@ -32,18 +32,18 @@ def test_only_a_numpy_history_of_one_norm_is_that():
     "like", [torch.zeros(()), jnp.zeros(()), np.zeros((), np.float32)], ids=["torch", "jax", "numpy"]
 )
 def test_norms_become_arrays_of_the_historys_framework(like, norm):
-    history = QuantileThreshold(window=2).init(like, (2,))
+    history = QuantileRule(window=2).init(like, (2,))
     found = of_framework(history.norms, norm)
     assert type(found) is type(history.norms)
     assert np.asarray(found).tolist() == [1.5, 2.5]
 
 
 def test_a_norm_beyond_the_dtype_is_infinite():
-    history = QuantileThreshold(window=2).init(torch.zeros(()))
+    history = QuantileRule(window=2).init(torch.zeros(()))
     assert float(of_framework(history.norms, 1e300)) == float("inf")
 
 
 def test_a_dict_of_norms_has_no_order():
-    history = QuantileThreshold(window=2).init(shape=(2,))
+    history = QuantileRule(window=2).init(shape=(2,))
     with pytest.raises(TypeError, match="must be an array or a list, got a dict"):
         of_framework(history.norms, {"a": 1.0, "b": 2.0})

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradclip
 import gradclip._src.backends.torch.framework as torch_backend
-from gradclip import AdaptiveNorm, QuantileThreshold
+from gradclip import AdaptiveThreshold, QuantileRule
 from gradclip.integrations.optax import adaptive_clip_by_global_norm, skip_spikes
 from gradclip.integrations.torch import clip_grad_norm_ as torch_clip_grad_norm_
 
@@ -56,7 +56,7 @@ def run(max_norm, norms, make=parameter, **options):
 
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_each_step_is_clipped_by_what_was_before(make):
-    max_norm = AdaptiveNorm(QuantileThreshold(window=4))
+    max_norm = AdaptiveThreshold(QuantileRule(window=4))
     after, thresholds = run(max_norm, NORMS, make)
     np.testing.assert_allclose(after, CLIPPED_TO, rtol=1e-6)
     np.testing.assert_allclose(thresholds, [math.inf, 10, 10, 10, 10, 20, 14, 14, 14], rtol=1e-6)
@@ -67,8 +67,8 @@ def test_each_step_is_clipped_by_what_was_before(make):
 
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_it_is_the_rule_with_its_history(make):
-    rule = QuantileThreshold(factor=1.1, quantile=0.3, window=5)
-    max_norm, history = AdaptiveNorm(rule), rule.init()
+    rule = QuantileRule(factor=1.1, quantile=0.3, window=5)
+    max_norm, history = AdaptiveThreshold(rule), rule.init()
     for norm in np.random.default_rng(1).exponential(size=30):
         gradclip.clip_grad_norm_([make(norm)], max_norm)
         assert max_norm.threshold == rule.max_norm(history)
@@ -78,7 +78,7 @@ def test_it_is_the_rule_with_its_history(make):
 
 @pytest.mark.after_error
 def test_a_failed_step_is_not_observed():
-    max_norm = AdaptiveNorm()
+    max_norm = AdaptiveThreshold()
     with pytest.raises(FloatingPointError):
         gradclip.clip_grad_norm_([parameter(math.nan)], max_norm, nonfinite="raise")
     with pytest.raises(ValueError, match="nonfinite must be one of"):
@@ -87,7 +87,7 @@ def test_a_failed_step_is_not_observed():
 
 
 def test_it_is_observed_once_a_step_whatever_yields_the_parameters():
-    max_norm = AdaptiveNorm(skip_above=2.0)
+    max_norm = AdaptiveThreshold(skip_above=2.0)
     for norm in (1.0, 1.0, 100.0):
         gradclip.clip_grad_norm_((p for p in [parameter(norm)]), max_norm)
     assert max_norm.history.count == max_norm.steps == 3
@@ -96,7 +96,7 @@ def test_it_is_observed_once_a_step_whatever_yields_the_parameters():
 
 
 def test_wide_gradients_widen_the_history():
-    max_norm = AdaptiveNorm()
+    max_norm = AdaptiveThreshold()
     for make in (np.float32, np.float64):
         gradclip.clip_grad_norm_([parameter(1e3, make)], max_norm)
     gradclip.clip_grad_norm_([parameter(1e200, np.float64)], max_norm)
@@ -105,7 +105,7 @@ def test_wide_gradients_widen_the_history():
 
 
 def test_norms_of_one_order():
-    max_norm = AdaptiveNorm()
+    max_norm = AdaptiveThreshold()
     gradclip.clip_grad_norm_([parameter(1.0)], max_norm, 1)
     with pytest.raises(ValueError, match=r"has observed norms of ord=1.0, got ord=2.0. Make one for each order."):
         gradclip.clip_grad_norm_([parameter(1.0)], max_norm)
@@ -117,7 +117,7 @@ def test_norms_of_one_order():
 
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_spikes_are_skipped_and_observed(make):
-    max_norm = AdaptiveNorm(QuantileThreshold(window=3), skip_above=10.0)
+    max_norm = AdaptiveThreshold(QuantileRule(window=3), skip_above=10.0)
     after, _ = run(max_norm, [1.0, 1.0, 19.0, 21.0, 21.0, 21.0], make)
     np.testing.assert_allclose(after, [1.0, 1.0, 2.0, 0.0, 21.0, 21.0], rtol=1e-6)
     assert (max_norm.clipped, max_norm.skipped) == (1, 1)
@@ -136,7 +136,7 @@ class NoWaits(TorchDispatchMode):
 
 @pytest.mark.parametrize("skip_above", [math.inf, 10.0])
 def test_on_an_accelerator_nothing_waits_and_all_is_the_same(skip_above):
-    here, there = (AdaptiveNorm(QuantileThreshold(window=4), skip_above=skip_above) for _ in range(2))
+    here, there = (AdaptiveThreshold(QuantileRule(window=4), skip_above=skip_above) for _ in range(2))
     expected, _ = run(here, NORMS, tensor)
     after = []
     with mock.patch.object(torch_backend, "in_host_memory", return_value=False):
@@ -153,7 +153,7 @@ def test_on_an_accelerator_nothing_waits_and_all_is_the_same(skip_above):
 
 def test_the_history_moves_to_the_device_of_the_gradients():
     """The meta device stands for a second accelerator."""
-    max_norm = AdaptiveNorm(skip_above=3.0)
+    max_norm = AdaptiveThreshold(skip_above=3.0)
     with mock.patch.object(torch_backend, "in_host_memory", return_value=False):
         for device in ("cpu", "cpu", "meta", "meta"):
             one = torch.nn.Parameter(torch.zeros(2, device=device))
@@ -168,8 +168,8 @@ def test_the_history_moves_to_the_device_of_the_gradients():
 
 def test_a_resumed_run_goes_on_to_the_bit():
     norms = np.random.default_rng(2).exponential(size=40).astype(np.float32)
-    rule = QuantileThreshold(factor=1.1, window=8)
-    whole, first, second = AdaptiveNorm(rule), AdaptiveNorm(rule), AdaptiveNorm(rule)
+    rule = QuantileRule(factor=1.1, window=8)
+    whole, first, second = AdaptiveThreshold(rule), AdaptiveThreshold(rule), AdaptiveThreshold(rule)
     run(whole, norms, tensor)
     run(first, norms[:20], tensor)
     file = io.BytesIO()
@@ -183,7 +183,7 @@ def test_a_resumed_run_goes_on_to_the_bit():
 
 
 def test_a_run_may_be_resumed_elsewhere():
-    here, there = AdaptiveNorm(), AdaptiveNorm()
+    here, there = AdaptiveThreshold(), AdaptiveThreshold()
     run(here, [1.0, 2.0, 3.0], tensor)
     there.load_state_dict(here.state_dict())
     with mock.patch.object(torch_backend, "in_host_memory", return_value=False):
@@ -196,7 +196,7 @@ def test_a_run_may_be_resumed_elsewhere():
 
 @pytest.mark.parametrize("window", [2, 16])
 def test_another_window_keeps_the_newest(window):
-    saved, loaded = AdaptiveNorm(QuantileThreshold(window=4)), AdaptiveNorm(QuantileThreshold(window=window))
+    saved, loaded = AdaptiveThreshold(QuantileRule(window=4)), AdaptiveThreshold(QuantileRule(window=window))
     run(saved, [1.0, 2.0, 3.0, 4.0, 5.0])
     loaded.load_state_dict(saved.state_dict())
     kept = [5.0, 4.0, 3.0, 2.0][:window]
@@ -205,14 +205,14 @@ def test_another_window_keeps_the_newest(window):
 
 
 def test_a_state_of_another_order_is_refused():
-    one, two = AdaptiveNorm(), AdaptiveNorm()
+    one, two = AdaptiveThreshold(), AdaptiveThreshold()
     run(one, [1.0], ord=1)
     run(two, [1.0], ord="inf")
     with pytest.raises(
-        ValueError, match=r"state holds norms of ord=1.0, but this AdaptiveNorm has observed .* ord=inf"
+        ValueError, match=r"state holds norms of ord=1.0, but this AdaptiveThreshold has observed .* ord=inf"
     ):
         two.load_state_dict(one.state_dict())
-    fresh = AdaptiveNorm()
+    fresh = AdaptiveThreshold()
     fresh.load_state_dict(two.state_dict())
     with pytest.raises(ValueError, match=r"has observed norms of ord=inf, got ord=2.0"):
         run(fresh, [1.0])
@@ -220,21 +220,21 @@ def test_a_state_of_another_order_is_refused():
 
 @pytest.mark.parametrize("state", [{}, {"norms": []}])
 def test_what_is_no_state_is_refused(state):
-    with pytest.raises(ValueError, match=r"an AdaptiveNorm's state has ord, dtype, norms, .*; got "):
-        AdaptiveNorm().load_state_dict(state)
+    with pytest.raises(ValueError, match=r"an AdaptiveThreshold's state has ord, dtype, norms, .*; got "):
+        AdaptiveThreshold().load_state_dict(state)
 
 
 @pytest.mark.after_error
 def test_a_state_that_is_refused_changes_nothing():
-    max_norm, other = AdaptiveNorm(), AdaptiveNorm()
+    max_norm, other = AdaptiveThreshold(), AdaptiveThreshold()
     run(other, [1.0, 2.0])
     with pytest.raises(ValueError, match="the state is damaged"):
         max_norm.load_state_dict({**other.state_dict(), "steps": None})
-    assert max_norm.state_dict() == AdaptiveNorm().state_dict()
+    assert max_norm.state_dict() == AdaptiveThreshold().state_dict()
 
 
 def test_states_of_orders_that_pytorch_alone_has_are_taken():
-    max_norm, other = AdaptiveNorm(), AdaptiveNorm()
+    max_norm, other = AdaptiveThreshold(), AdaptiveThreshold()
     torch_clip_grad_norm_([tensor(1.0)], max_norm, norm_type=0.5)
     other.load_state_dict(max_norm.state_dict())
     for one in (max_norm, other):
@@ -244,12 +244,12 @@ def test_states_of_orders_that_pytorch_alone_has_are_taken():
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
 def test_copies_go_on_by_themselves(copied):
-    max_norm = AdaptiveNorm()
+    max_norm = AdaptiveThreshold()
     run(max_norm, [1.0])
     other = copied(max_norm)
     run(other, [2.0])
     assert (max_norm.steps, other.steps) == (1, 2)
-    assert repr(AdaptiveNorm(skip_above=3)).endswith("upper=inf), skip_above=3.0)")
+    assert repr(AdaptiveThreshold(skip_above=3)).endswith("upper=inf), skip_above=3.0)")
 
 
 # What does not take it
@@ -265,27 +265,29 @@ def test_copies_go_on_by_themselves(copied):
 )
 def test_functional_calls_name_the_two_lines_to_write(call):
     with pytest.raises(TypeError) as raised:
-        call(AdaptiveNorm())
+        call(AdaptiveThreshold())
     assert "clipped, norm = gradclip.clip_by_global_norm(tree, rule.max_norm(history))\n" in str(raised.value)
     assert "history = rule.observe(history, norm)" in str(raised.value)
 
 
-@pytest.mark.parametrize("rule", [1.0, AdaptiveNorm(), QuantileThreshold])
+@pytest.mark.parametrize("rule", [1.0, AdaptiveThreshold(), QuantileRule])
 def test_a_rule_is_a_rule(rule):
-    for call in (AdaptiveNorm, adaptive_clip_by_global_norm, lambda rule: skip_spikes(optax.sgd(1.0), rule)):
-        with pytest.raises(TypeError, match=r"rule must be a gradclip.QuantileThreshold, or None .*, got "):
+    for call in (AdaptiveThreshold, adaptive_clip_by_global_norm, lambda rule: skip_spikes(optax.sgd(1.0), rule)):
+        with pytest.raises(TypeError, match=r"rule must be a gradclip.QuantileRule, or None .*, got "):
             call(rule)
 
 
 def test_a_rule_is_no_threshold():
     for call in (gradclip.clip_by_global_norm, gradclip.clip_grad_norm_):
-        with pytest.raises(TypeError, match=r"It is a rule: pass rule.max_norm\(history\), or a gradclip.AdaptiveNorm"):
-            call({"w": np.ones(2)}, QuantileThreshold())
+        with pytest.raises(
+            TypeError, match=r"It is a rule: pass rule.max_norm\(history\), or a gradclip.AdaptiveThreshold"
+        ):
+            call({"w": np.ones(2)}, QuantileRule())
 
 
 @pytest.mark.parametrize("transform", [jax.jit, jax.vmap])
 def test_norms_without_values_are_not_kept(transform):
-    max_norm = AdaptiveNorm()
+    max_norm = AdaptiveThreshold()
     run(max_norm, [1.0], MAKE["jax"])
 
     def clip(gradient):

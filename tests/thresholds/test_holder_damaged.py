@@ -1,4 +1,4 @@
-"""A state that no `AdaptiveNorm` has written."""
+"""A state that no `AdaptiveThreshold` has written."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gradclip
-from gradclip import AdaptiveNorm
+from gradclip import AdaptiveThreshold
 
 
 @pytest.mark.after_error
@@ -37,7 +37,7 @@ from gradclip import AdaptiveNorm
     ],
 )
 def test_a_damaged_state_is_refused_and_changes_nothing(damaged, said):
-    first = AdaptiveNorm(gradclip.SteadyThreshold())
+    first = AdaptiveThreshold(gradclip.SteadyRule())
     for norm in (8.0, 5.0):
         gradclip.clip_grad_norm_(np.array([norm]), first)
     before = first.state_dict()

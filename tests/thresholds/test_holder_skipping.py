@@ -8,7 +8,7 @@ import pytest
 
 import gradclip
 from frameworks import WITH_FLOAT32
-from gradclip import AdaptiveNorm, QuantileThreshold
+from gradclip import AdaptiveThreshold, QuantileRule
 
 LARGE = {"float32": (3e37, 200), "float64": (1e307, 500)}  # an element, and how many: their norm is beyond the dtype
 
@@ -26,7 +26,7 @@ def parameter(norm):
 def test_finite_spikes_beyond_the_range_are_skipped(framework, dtype, policy):
     value, count = LARGE[dtype]
     for skip_above, left, counts in ((3.0, 0.0, (0, 1)), (math.inf, 2e6, (1, 0))):
-        max_norm = AdaptiveNorm(QuantileThreshold(), skip_above=skip_above)
+        max_norm = AdaptiveThreshold(QuantileRule(), skip_above=skip_above)
         for scale in (1e6 * count ** (-1.0 if dtype == "float64" else -0.5), value):
             one = SimpleNamespace(grad=framework.array(np.full(count, scale), dtype))
             with framework.mode():
@@ -38,16 +38,16 @@ def test_finite_spikes_beyond_the_range_are_skipped(framework, dtype, policy):
 
 
 def test_a_multiple_beyond_the_range_skips_what_is_above_it():
-    rule = QuantileThreshold(initial=1e36, window=2)
+    rule = QuantileRule(initial=1e36, window=2)
     for value, left in ((1e37, 1e36), (1e38, 0.0)):  # norms 1e39 and 1e40, the multiple is 2e39
         one = SimpleNamespace(grad=np.full(10_000, value, np.float32))
-        gradclip.clip_grad_norm_([one], AdaptiveNorm(rule, skip_above=2000.0))
+        gradclip.clip_grad_norm_([one], AdaptiveThreshold(rule, skip_above=2000.0))
         assert np.linalg.norm(one.grad.astype(np.float64)) == pytest.approx(left, rel=1e-4)
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 def test_what_is_not_finite_is_no_spike(value):
-    max_norm = AdaptiveNorm(skip_above=2.0)
+    max_norm = AdaptiveThreshold(skip_above=2.0)
     for gradient in ([1.0, 1.0], [1.0, value]):
         one = SimpleNamespace(grad=np.float32(gradient))
         gradclip.clip_grad_norm_([one], max_norm)
@@ -71,7 +71,7 @@ def groups(parameters):
     ],
 )
 def test_generators_in_parameter_groups_are_read_once(given, layers_every):
-    max_norm, monitor = AdaptiveNorm(skip_above=2.0), gradclip.Monitor(layers_every=layers_every)
+    max_norm, monitor = AdaptiveThreshold(skip_above=2.0), gradclip.Monitor(layers_every=layers_every)
     for norm in (1.0, 1.0, 100.0):
         both = [parameter(0.6 * norm), parameter(0.8 * norm)]
         gradclip.clip_grad_norm_(given(both), max_norm, monitor=monitor)
@@ -80,7 +80,7 @@ def test_generators_in_parameter_groups_are_read_once(given, layers_every):
 
 
 def test_what_a_monitors_callback_stops_is_clipped_and_observed():
-    max_norm, one = AdaptiveNorm(QuantileThreshold(initial=1.0)), parameter(5.0)
+    max_norm, one = AdaptiveThreshold(QuantileRule(initial=1.0)), parameter(5.0)
 
     def callback(step, numbers):
         raise RuntimeError("the logger is down")
@@ -94,4 +94,4 @@ def test_what_a_monitors_callback_stops_is_clipped_and_observed():
 @pytest.mark.parametrize("value", [0.5, math.nan, -1.0])
 def test_skip_above_is_at_least_one(value):
     with pytest.raises(ValueError, match=r"skip_above must be from 1.0 to inf"):
-        AdaptiveNorm(skip_above=value)
+        AdaptiveThreshold(skip_above=value)

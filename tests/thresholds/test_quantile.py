@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from gradclip import QuantileThreshold
+from gradclip import QuantileRule
 from norms_in_turn import RULES, clamped, fed, on_a_level
 
 
@@ -30,15 +30,15 @@ def test_one_step_less_does_not_suffice(rule):
 
 
 def test_the_defaults_recover_within_65_steps():
-    assert QuantileThreshold().recovery_steps == 65
-    assert [QuantileThreshold(quantile=q, window=100).recovery_steps for q in (0.0, 0.1, 0.5, 0.95, 1.0)] == [
+    assert QuantileRule().recovery_steps == 65
+    assert [QuantileRule(quantile=q, window=100).recovery_steps for q in (0.0, 0.1, 0.5, 0.95, 1.0)] == [
         *(100, 91, 51, 95, 100)
     ]
 
 
 @pytest.mark.parametrize("quantile", [0.0, 0.07, 0.1, 1 / 3, 0.5, 0.9, 0.95, 1.0])
 def test_it_is_a_lower_quantile_of_the_last_norms(quantile):
-    rule = QuantileThreshold(factor=1.0, quantile=quantile, window=30)
+    rule = QuantileRule(factor=1.0, quantile=quantile, window=30)
     rng, history, seen = np.random.default_rng(1), rule.init(), []
     for norm in rng.exponential(size=70).astype(np.float32):
         history = rule.observe(history, norm)
@@ -49,32 +49,32 @@ def test_it_is_a_lower_quantile_of_the_last_norms(quantile):
 
 def test_a_decimal_means_itself():
     """0.07 * 100 is above 7 in floating point, and would ask for the eighth."""
-    rule = QuantileThreshold(factor=1.0, quantile=0.07, window=100)
+    rule = QuantileRule(factor=1.0, quantile=0.07, window=100)
     assert rule.max_norm(fed(rule, rule.init(), map(float, range(1, 101)))) == 7.0
 
 
 def test_the_first_step_and_the_bounds():
-    rule = QuantileThreshold(initial=5.0, lower=0.5, upper=10.0)
+    rule = QuantileRule(initial=5.0, lower=0.5, upper=10.0)
     history = rule.init()
     assert rule.max_norm(history) == 5.0
     assert rule.max_norm(rule.observe(history, 1.0)) == 2.0
     assert rule.max_norm(rule.observe(history, 0.1)) == 0.5
     assert rule.max_norm(rule.observe(history, 100.0)) == 10.0
-    assert QuantileThreshold().max_norm(QuantileThreshold().init()) == math.inf
-    assert QuantileThreshold(upper=1.0).max_norm(QuantileThreshold(upper=1.0).init()) == 1.0
+    assert QuantileRule().max_norm(QuantileRule().init()) == math.inf
+    assert QuantileRule(upper=1.0).max_norm(QuantileRule(upper=1.0).init()) == 1.0
     # The bound as float32 has it is not above the bound.
-    assert float(QuantileThreshold(upper=0.1).max_norm(QuantileThreshold(upper=0.1).init())) <= 0.1
+    assert float(QuantileRule(upper=0.1).max_norm(QuantileRule(upper=0.1).init())) <= 0.1
 
 
 def test_first_thresholds_may_be_beyond_float32():
-    rule = QuantileThreshold(initial=1e300)
+    rule = QuantileRule(initial=1e300)
     assert rule.max_norm(rule.init()) == np.finfo(np.float32).max
     assert rule.max_norm(rule.init(np.zeros(()))) == 1e300
     assert rule.max_norm(rule.init(shape=(2,))).tolist() == [np.finfo(np.float32).max] * 2
 
 
 def test_what_was_there_is_not_written():
-    rule = QuantileThreshold(window=2)
+    rule = QuantileRule(window=2)
     history = rule.observe(rule.init(), 1.0)
     before = history.norms.copy()
     rule.observe(history, 2.0)
@@ -85,7 +85,7 @@ def test_what_was_there_is_not_written():
 def test_the_threshold_is_as_near_to_the_product_as_is_said(dtype, off):
     rng = np.random.default_rng(4)
     for factor in (2.1, 1.1, 1 / 3, *np.exp(rng.uniform(-4, 4, 20)).tolist()):
-        rule, least = QuantileThreshold(factor=factor, window=1), 0
+        rule, least = QuantileRule(factor=factor, window=1), 0
         for norm in np.exp(rng.uniform(-9, 9, 50)).astype(dtype).tolist():
             threshold = rule.max_norm(rule.observe(rule.init(np.zeros((), dtype)), norm))
             exact = Fraction(factor) * Fraction(norm)
@@ -115,25 +115,25 @@ def test_the_threshold_is_as_near_to_the_product_as_is_said(dtype, off):
 )
 def test_settings_are_checked(settings, kind, words):
     with pytest.raises(kind, match=words):
-        QuantileThreshold(**settings)
+        QuantileRule(**settings)
 
 
 def test_a_history_is_like_an_array():
     with pytest.raises(
         TypeError, match=r"like must be an array of NumPy, PyTorch, JAX or TensorFlow, got 'cpu' of type str"
     ):
-        QuantileThreshold().init("cpu")
+        QuantileRule().init("cpu")
 
 
 def test_rules_are_values():
-    assert QuantileThreshold() == QuantileThreshold(factor=2, quantile=np.float64(0.5), window=np.int64(128))
-    assert hash(QuantileThreshold()) == hash(QuantileThreshold())
-    assert "_fraction" not in repr(QuantileThreshold())
+    assert QuantileRule() == QuantileRule(factor=2, quantile=np.float64(0.5), window=np.int64(128))
+    assert hash(QuantileRule()) == hash(QuantileRule())
+    assert "_fraction" not in repr(QuantileRule())
 
 
 def test_a_history_is_the_rules_own():
     for shape in ((), (2,)):
-        history = QuantileThreshold(window=8).init(shape=shape)
-        for call in (QuantileThreshold(window=4).max_norm, lambda h: QuantileThreshold(window=4).observe(h, 1.0)):
+        history = QuantileRule(window=8).init(shape=shape)
+        for call in (QuantileRule(window=4).max_norm, lambda h: QuantileRule(window=4).observe(h, 1.0)):
             with pytest.raises(ValueError, match=r"history holds 8 norms, but this rule's window is 4"):
                 call(history)

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradclip
-from gradclip import QuantileThreshold
+from gradclip import QuantileRule
 from gradclip._src.core.formats import dtype_name
 from norms_in_turn import RULES, SPREAD_RULES, awkward_norms
 
@@ -34,7 +34,7 @@ def test_few_operations_give_what_many_do():
 @pytest.mark.parametrize("shape", [(), (2,)])
 @pytest.mark.parametrize("like", [torch.zeros(()), np.zeros((), np.float32)], ids=["torch", "numpy"])
 def test_a_history_keeps_no_graph(like, shape):
-    rule, weight = QuantileThreshold(window=4), torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+    rule, weight = QuantileRule(window=4), torch.nn.Parameter(torch.tensor([3.0, 4.0]))
     history = rule.init(like, shape)
     for _ in range(3):
         norm = weight.norm()
@@ -46,7 +46,7 @@ def test_a_history_keeps_no_graph(like, shape):
 
 
 def test_no_derivative_goes_through_a_history():
-    rule = QuantileThreshold(window=4)
+    rule = QuantileRule(window=4)
 
     def threshold(weight):
         return rule.max_norm(rule.observe(rule.init(jnp.zeros(())), jnp.linalg.norm(weight)))
@@ -61,7 +61,7 @@ def test_no_derivative_goes_through_a_history():
 
 @pytest.mark.parametrize("norm", [torch.tensor(3.0, dtype=torch.bfloat16), jnp.bfloat16(3.0), tf.constant(3.0)])
 def test_a_history_takes_norms_of_other_frameworks(norm):
-    rule = QuantileThreshold(window=2)
+    rule = QuantileRule(window=2)
     assert rule.max_norm(rule.observe(rule.init(), norm)) == 6.0
     assert rule.max_norm(rule.observe(rule.init(shape=(2,)), [norm, norm])).tolist() == [6.0, 6.0]
 
@@ -79,7 +79,7 @@ LIKE = {
 @pytest.mark.parametrize("factor", [1.1, 2.0, 0.3])
 @pytest.mark.parametrize("shape", [(), (3,)])
 def test_equal_norms_give_the_same_bits(factor, shape):
-    rule = QuantileThreshold(factor=factor, quantile=0.3, window=17, lower=1e-30, upper=0.1 / 3 * 1e30)
+    rule = QuantileRule(factor=factor, quantile=0.3, window=17, lower=1e-30, upper=0.1 / 3 * 1e30)
     seen = {}
     calls = {
         "numpy": (lambda norm: norm, rule.observe, rule.max_norm),
@@ -103,7 +103,7 @@ def test_equal_norms_give_the_same_bits(factor, shape):
 
 @pytest.mark.parametrize("name", LIKE)
 def test_histories_have_the_dtype_of_what_they_are_like(name):
-    rule = QuantileThreshold(window=3)
+    rule = QuantileRule(window=3)
     for dtype in ("float16", "float32", "float64", "int32"):
         if name == "jax" and dtype == "float64":
             continue
@@ -118,7 +118,7 @@ def test_histories_have_the_dtype_of_what_they_are_like(name):
 @pytest.mark.parametrize("name", LIKE)
 @pytest.mark.parametrize("norm", [0.0, math.inf, math.nan, -1.0, 3.0])
 def test_norms_in_half_types_count_as_they_are(name, norm):
-    rule = QuantileThreshold(window=3)
+    rule = QuantileRule(window=3)
     for shape in ((), (2,)):
         like = LIKE[name]("float32")
         half = LIKE[name]("float16") + norm
@@ -128,7 +128,7 @@ def test_norms_in_half_types_count_as_they_are(name, norm):
 
 
 def test_it_runs_in_a_scan():
-    rule = QuantileThreshold(window=4)
+    rule = QuantileRule(window=4)
 
     def step(history, norm):
         return rule.observe(history, norm), rule.max_norm(history)
@@ -139,7 +139,7 @@ def test_it_runs_in_a_scan():
 
 
 def test_it_compiles_in_pytorch():
-    rule = QuantileThreshold(window=4)
+    rule = QuantileRule(window=4)
     both = torch.compile(lambda h, n: (rule.observe(h, n), rule.max_norm(h)), backend="eager", fullgraph=True)
     history = both(rule.init(torch.zeros(())), torch.tensor(3.0))[0]
     assert both(history, torch.tensor(4.0))[1].item() == 6.0
@@ -154,7 +154,7 @@ class NoWaits(TorchDispatchMode):
 
 
 def test_nothing_waits():
-    rule = QuantileThreshold(window=4)
+    rule = QuantileRule(window=4)
     with pytest.raises(AssertionError, match="waits"), NoWaits():
         torch.ones(2)[torch.tensor(1)]
     for shape in ((), (2,)):
@@ -168,7 +168,7 @@ def test_nothing_waits():
 
 @pytest.mark.parametrize("name", LIKE)
 def test_each_layer_has_a_threshold_of_its_own(name):
-    rule, like = QuantileThreshold(window=4), LIKE[name]("float32")
+    rule, like = QuantileRule(window=4), LIKE[name]("float32")
     history = rule.init(like, shape=(2,))
     history = rule.observe(history, [3.0, math.nan])
     history = rule.observe(history, [5.0, 10.0])
@@ -178,7 +178,7 @@ def test_each_layer_has_a_threshold_of_its_own(name):
 
 
 def test_layers_are_clipped_by_their_thresholds():
-    rule, layers = QuantileThreshold(), [np.float32([3.0, 4.0]), np.float32([0.0, 0.5])]
+    rule, layers = QuantileRule(), [np.float32([3.0, 4.0]), np.float32([0.0, 0.5])]
     history = rule.observe(rule.init(shape=(2,)), [0.5, 0.5])
     clipped, norms = gradclip.clip_by_layer_norm(layers, list(rule.max_norm(history)))
     assert [round(float(x), 5) for layer in clipped for x in layer] == [0.6, 0.8, 0.0, 0.5]
@@ -186,7 +186,7 @@ def test_layers_are_clipped_by_their_thresholds():
 
 
 def test_layers_are_clipped_by_their_thresholds_under_jit():
-    rule, layers = QuantileThreshold(), [jnp.array([3.0, 4.0]), jnp.array([0.0, 0.5])]
+    rule, layers = QuantileRule(), [jnp.array([3.0, 4.0]), jnp.array([0.0, 0.5])]
 
     @jax.jit
     def step(history):
@@ -198,7 +198,7 @@ def test_layers_are_clipped_by_their_thresholds_under_jit():
 
 
 def test_norms_of_a_tree_come_as_its_leaves():
-    rule, norms = QuantileThreshold(), {"w": np.float32(1.0), "b": np.float32(2.0)}
+    rule, norms = QuantileRule(), {"w": np.float32(1.0), "b": np.float32(2.0)}
     with pytest.raises(TypeError, match=r"norms of layers must be an array or a list, got a dict. Pass its leaves"):
         rule.observe(rule.init(shape=(2,)), norms)
     assert rule.observe(rule.init(shape=(2,)), list(norms.values())).norms[:, 0].tolist() == [1.0, 2.0]

@@ -31,7 +31,7 @@ OFFLOADED = {"offload_optimizer": {"device": "cpu"}}
 
 
 def twice_the_median():
-    return gradclip.AdaptiveNorm(gradclip.QuantileThreshold(factor=2.0))
+    return gradclip.AdaptiveThreshold(gradclip.QuantileRule(factor=2.0))
 
 
 class Training:
@@ -189,8 +189,8 @@ def refused():
         **{f"guarded {name}": said(partial(gradclip.guard, one)) for name, one in own_steps.items()},
         "twice": said(lambda: follow(training.engine, 1.0)),
         "zero": said(lambda: follow(Training(2).engine, 0.0)),
-        "skip_above": said(lambda: follow(Training(2).engine, gradclip.AdaptiveNorm(skip_above=4.0))),
-        "assigned": said(lambda: setattr(clipping, "max_norm", gradclip.AdaptiveNorm(skip_above=4.0))),
+        "skip_above": said(lambda: follow(Training(2).engine, gradclip.AdaptiveThreshold(skip_above=4.0))),
+        "assigned": said(lambda: setattr(clipping, "max_norm", gradclip.AdaptiveThreshold(skip_above=4.0))),
         "a model": said(lambda: follow(training.model, 1.0)),
         "a tuple": said(lambda: follow((training.engine, None), 1.0)),
         "no norm": said(lambda: follow(without_norm.engine, 1.0)),
@@ -238,8 +238,8 @@ def disagreeing():
 def failing():
     """The threshold of rank 1 becomes 0, which is an error there."""
     training = Training(1)
-    rule = gradclip.QuantileThreshold(upper=0.0 if RANK == 1 else 1.0)
-    follow(training.engine, gradclip.AdaptiveNorm(rule))
+    rule = gradclip.QuantileRule(upper=0.0 if RANK == 1 else 1.0)
+    follow(training.engine, gradclip.AdaptiveThreshold(rule))
     try:
         training.step(4.0)
     except Exception as error:

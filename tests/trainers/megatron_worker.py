@@ -126,7 +126,7 @@ class Training:
 
 
 def twice_the_median():
-    return gradclip.AdaptiveNorm(gradclip.QuantileThreshold(factor=2.0))
+    return gradclip.AdaptiveThreshold(gradclip.QuantileRule(factor=2.0))
 
 
 def spike(**settings):
@@ -227,7 +227,7 @@ def resumed():
 def refused():
     training = Training()
     clipping = follow(training.optimizer, 1.0)
-    skipping = gradclip.AdaptiveNorm(skip_above=4.0)
+    skipping = gradclip.AdaptiveThreshold(skip_above=4.0)
     optimizers = [
         Training(**settings, single=single).optimizer for settings in KINDS.values() for single in (True, False)
     ]
@@ -272,8 +272,8 @@ def disagreeing():
 def failing():
     """The threshold of rank 1 becomes 0, which is an error there."""
     training = Training()
-    rule = gradclip.QuantileThreshold(upper=0.0 if RANK == 1 else 1.0)
-    follow(training.optimizer, gradclip.AdaptiveNorm(rule))
+    rule = gradclip.QuantileRule(upper=0.0 if RANK == 1 else 1.0)
+    follow(training.optimizer, gradclip.AdaptiveThreshold(rule))
     return said(lambda: training.step(4.0))
 
 

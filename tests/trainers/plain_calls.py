@@ -9,7 +9,7 @@ import gradclip
 CALLS = {
     "grad_norm": gradclip.grad_norm,
     "clip_grad_norm_": lambda p: gradclip.clip_grad_norm_(p, 1e-3),
-    "adaptive": lambda p: gradclip.clip_grad_norm_(p, gradclip.AdaptiveNorm(), monitor=gradclip.Monitor()),
+    "adaptive": lambda p: gradclip.clip_grad_norm_(p, gradclip.AdaptiveThreshold(), monitor=gradclip.Monitor()),
     "clip_grad_value_": lambda p: gradclip.clip_grad_value_(p, 1e-3),
     "clip_grad_layer_norm_": lambda p: gradclip.clip_grad_layer_norm_(p, 1e-3),
     "clip_grad_unit_norm_": lambda p: gradclip.clip_grad_unit_norm_(p, 1e-3),

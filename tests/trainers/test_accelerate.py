@@ -68,7 +68,7 @@ def test_a_threshold_that_is_attached_before_prepare(make):
     torch.manual_seed(1)
     model = torch.nn.Linear(3, 1)
     optimizer = make(model.parameters())
-    max_norm = gradclip.AdaptiveNorm()
+    max_norm = gradclip.AdaptiveThreshold()
     clip_at_step(optimizer, max_norm)
     model.weight.grad = torch.ones(1, 3)
     optimizer.step()
@@ -101,7 +101,7 @@ def test_a_scaler(make, attached):
 def test_a_saved_state_goes_on(tmp_path):
     def run(count, load=None, save=None):
         accelerator, model, optimizer, data = prepared(OPTIMIZERS["fused AdamW"])
-        clipping = clip_at_step(optimizer, gradclip.AdaptiveNorm())
+        clipping = clip_at_step(optimizer, gradclip.AdaptiveThreshold())
         if load:
             accelerator.load_state(load)
         seen = []

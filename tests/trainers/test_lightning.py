@@ -196,7 +196,7 @@ def test_the_clipping_of_the_module_warns():
     ("arguments", "message"),
     [
         ({"max_norm": [1.0]}, "max_norm must hold one entry for each optimizer, got 1 for 2"),
-        ({"max_norm": gradclip.AdaptiveNorm()}, r"max_norm=\[AdaptiveNorm\(\), AdaptiveNorm\(\)\]"),
+        ({"max_norm": gradclip.AdaptiveThreshold()}, r"max_norm=\[AdaptiveThreshold\(\), AdaptiveThreshold\(\)\]"),
         ({"max_norm": 1.0, "monitor": gradclip.Monitor()}, r"monitor=\[Monitor\(\), Monitor\(\)\]"),
     ],
 )
@@ -226,8 +226,8 @@ def test_fit_again():
 @EACH_OPTIMIZER
 def test_a_resumed_run_goes_on_to_the_last_bit(make, tmp_path):
     def fitted(epochs, path=None):
-        net, monitor, callback = Net(make), gradclip.Monitor(), ClipCallback(gradclip.AdaptiveNorm())
-        callback = ClipCallback(gradclip.AdaptiveNorm(), monitor=monitor)
+        net, monitor, callback = Net(make), gradclip.Monitor(), ClipCallback(gradclip.AdaptiveThreshold())
+        callback = ClipCallback(gradclip.AdaptiveThreshold(), monitor=monitor)
         runner = trainer(callback, max_epochs=epochs, enable_checkpointing=True, default_root_dir=tmp_path)
         runner.fit(net, data(), ckpt_path=path, weights_only=True if path else None)
         runner.save_checkpoint(tmp_path / f"{epochs}.ckpt")

@@ -161,7 +161,7 @@ def test_the_keyword_of_the_trainer_leads_to_ours():
 def test_a_resumed_training_goes_on_to_the_last_bit(tmp_path, make, restoring):
     def trained(folder, steps, resumed=None):
         monitor = gradclip.Monitor()
-        callback = ClipCallback(gradclip.AdaptiveNorm(), monitor=monitor)
+        callback = ClipCallback(gradclip.AdaptiveThreshold(), monitor=monitor)
         settings = {"restore_callback_states_from_checkpoint": restoring} if resumed else {}
         runner = trainer(
             folder, callback, make=make, max_steps=8, save_steps=4, gradient_accumulation_steps=2, **settings
@@ -203,7 +203,7 @@ def test_a_fixed_threshold_is_restored_with_the_other_callbacks(tmp_path):
 
 def test_a_checkpoint_of_a_training_without_it(tmp_path):
     trainer(tmp_path, max_steps=4, save_steps=4).train()
-    callback = ClipCallback(gradclip.AdaptiveNorm())
+    callback = ClipCallback(gradclip.AdaptiveThreshold())
     runner = trainer(tmp_path, callback, save_steps=4)
     runner.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert callback.clipping.max_norm.steps == 4
@@ -211,7 +211,7 @@ def test_a_checkpoint_of_a_training_without_it(tmp_path):
 
 
 def test_training_again_goes_on(tmp_path):
-    callback = ClipCallback(gradclip.AdaptiveNorm())
+    callback = ClipCallback(gradclip.AdaptiveThreshold())
     runner = trainer(tmp_path, callback)
     for steps in (8, 16):
         runner.train()

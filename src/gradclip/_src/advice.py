@@ -10,9 +10,11 @@ _AS_THEY_ARE = "Pass arrays of any framework to gradclip's own functions"
 _GLOBAL = "Use gradclip.clip_grad_norm_(parameters, max_norm) in place, or gradclip.clip_by_global_norm(tree, max_norm)"
 _NORM = "Use gradclip.global_norm(tree) for gradients, or gradclip.grad_norm(parameters)"
 _UNITS = "Use gradclip.adaptive_grad_clip(grads, params), or gradclip.adaptive_grad_clip_(parameters) in place"
-_FOLLOWS = "For a threshold that follows the norms, pass max_norm=gradclip.AdaptiveNorm() to gradclip.clip_grad_norm_"
+_FOLLOWS = (
+    "For a threshold that follows the norms, pass max_norm=gradclip.AdaptiveThreshold() to gradclip.clip_grad_norm_"
+)
 _AT_QUANTILE = "For a threshold at a quantile of the last norms, pass \
-max_norm=gradclip.AdaptiveNorm(gradclip.QuantileThreshold(1, 0.9, 1_000)) to gradclip.clip_grad_norm_"
+max_norm=gradclip.AdaptiveThreshold(gradclip.QuantileRule(1, 0.9, 1_000)) to gradclip.clip_grad_norm_"
 _NOISE = "Use clipped_grad(...).sensitivity().noise_std(noise_multiplier), or the same of \
 gradclip.clipped_sum_sensitivity(max_norm, batch_size=...)"
 _PRIVATE = "Use gradclip.clipped_grad(loss, max_norm), or gradclip.per_example_clip for gradients you already have"
@@ -51,7 +53,8 @@ gradclip.clip_by_global_norm(tree, max_norm) for the global norm",
     **dict.fromkeys(("adaptive_gradient_clipping", "adaptive_gradient_clip", "adaptive_clip_grad", "agc"), _UNITS),
     **dict.fromkeys(("unitwise_clip", "unitwise_norm"), "Use gradclip.clip_by_unit_norm"),
     **dict.fromkeys(
-        ("zclip", "smartclip", "adaptive_clip", "adaptiveclip", "adaptive_norm", "adaptive_threshold"), _FOLLOWS
+        ("zclip", "smartclip", "adaptive_clip", "adaptiveclip", "adaptive_norm", "adaptivenorm", "adaptive_threshold"),
+        _FOLLOWS,
     ),
     **dict.fromkeys(("autoclip", "quantileclip"), _AT_QUANTILE),
 }
@@ -60,7 +63,7 @@ _ORDER = ("ord",)
 _THRESHOLD = ("max_norm", "max_value", "clip_value", "clipping")
 _LEAVE_OUT = "Leave it out"
 _ADDS_NO_NOISE = "gradclip adds no noise: add it to the sum, with clipped.sensitivity().noise_std(noise_multiplier)"
-_OF_RULE = ("rule=gradclip.QuantileThreshold(...)",)
+_OF_RULE = ("rule=gradclip.QuantileRule(...)",)
 # What replaces a keyword: the first of these that the function has, written as in a call.
 _KEYWORDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("norm_type", "p", "order", "norm"), _ORDER),

@@ -7,7 +7,7 @@ threshold that its engine reads at each step, and takes in the norm that the eng
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gradclip._src.thresholds.holder import AdaptiveNorm
+from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip._src.words import with_advice
 from gradclip.integrations import needed_for
 from gradclip.typing import Threshold
@@ -48,13 +48,15 @@ class Engine(Protocol):
 
 
 @with_advice
-def follow(engine: Engine, max_norm: Threshold | AdaptiveNorm, *, monitor: "Monitor | None" = None) -> EngineClipping:
+def follow(
+    engine: Engine, max_norm: Threshold | AdaptiveThreshold, *, monitor: "Monitor | None" = None
+) -> EngineClipping:
     """Make each update of a DeepSpeed engine clip to `max_norm`, and take in the norm it measured.
 
     Args:
         engine: the engine, the first of what `deepspeed.initialize` returns. ZeRO stages 0 to 3, with or without
             offloading, float32, float16 and bfloat16. Its `"gradient_clipping"` no longer counts.
-        max_norm: the threshold, above 0; `inf` clips nothing. Or a `gradclip.AdaptiveNorm` without `skip_above`.
+        max_norm: the threshold, above 0; `inf` clips nothing. Or a `gradclip.AdaptiveThreshold` without `skip_above`.
         monitor: a `gradclip.Monitor` that records the norm and the threshold of each update.
 
     Returns:

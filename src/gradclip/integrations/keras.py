@@ -30,7 +30,7 @@ Scope: TypeAlias = Literal["global", "variable", "value"]
 Optimizer = TypeVar("Optimizer", bound="keras.optimizers.Optimizer")
 _ADAPTIVE = (
     "For a threshold that follows the norms, clip in a loop of your own. Before the first step: rule = "
-    "gradclip.SpreadThreshold(), history = rule.init(like), where `like` is any array of the backend. At every step:\n"
+    "gradclip.SpreadRule(), history = rule.init(like), where `like` is any array of the backend. At every step:\n"
     "    clipped, norm = gradclip.clip_by_global_norm(gradients, rule.max_norm(history))\n"
     "    history = rule.observe(history, norm)\n"
     "    optimizer.apply(clipped, model.trainable_variables)"

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from gradclip._src.thresholds.holder import AdaptiveNorm
+from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip._src.words import with_advice
 from gradclip.integrations import needed_for
 from gradclip.typing import Meshes, Ord, Policy, ProcessGroups, Threshold
@@ -34,9 +34,9 @@ class ClipCallback(Callback):
     that were clipped. With several optimizers, the names end in `_0`, `_1`, and so on.
 
     Args:
-        max_norm: as in `clip_at_step`, like the other arguments: a number or a `gradclip.AdaptiveNorm`, whose history
-            is part of Lightning's checkpoints. For several optimizers, a list may hold one for each; an `AdaptiveNorm`
-            has to be in a list, because each of them follows the norms of one optimizer.
+        max_norm: as in `clip_at_step`, like the other arguments: a number or a `gradclip.AdaptiveThreshold`, whose
+            history is part of Lightning's checkpoints. For several optimizers, a list may hold one for each; an
+            `AdaptiveThreshold` has to be in a list, because each of them follows the norms of one optimizer.
         ord: which norm.
         nonfinite: what to do if a gradient contains NaN or infinity.
         process_group: the processes that hold different gradients.
@@ -56,7 +56,7 @@ class ClipCallback(Callback):
     @with_advice
     def __init__(
         self,
-        max_norm: Threshold | AdaptiveNorm | Sequence[Threshold | AdaptiveNorm],
+        max_norm: Threshold | AdaptiveThreshold | Sequence[Threshold | AdaptiveThreshold],
         ord: Ord = 2,
         *,
         nonfinite: Policy = "propagate",
@@ -74,7 +74,7 @@ class ClipCallback(Callback):
             self.clipping.pop().remove()  # of an earlier fit
         optimizers = trainer.optimizers
         monitors = _each("monitor", self._monitor, len(optimizers), shared=self._monitor is None)
-        adaptive = isinstance(self._max_norm, AdaptiveNorm)
+        adaptive = isinstance(self._max_norm, AdaptiveThreshold)
         max_norms = _each("max_norm", self._max_norm, len(optimizers), shared=not adaptive)
         for optimizer, max_norm, monitor in zip(optimizers, max_norms, monitors, strict=True):
             self.clipping.append(clip_at_step(optimizer, max_norm, monitor=monitor, **self._same))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gradclip._src.thresholds.holder import AdaptiveNorm
+from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip._src.words import with_advice
 from gradclip.integrations import needed_for
 from gradclip.typing import Threshold
@@ -34,7 +34,7 @@ class Optimizer(Protocol):
 
 @with_advice
 def follow(
-    optimizer: Optimizer, max_norm: Threshold | AdaptiveNorm, *, monitor: "Monitor | None" = None
+    optimizer: Optimizer, max_norm: Threshold | AdaptiveThreshold, *, monitor: "Monitor | None" = None
 ) -> EngineClipping:
     """Make each step of a Megatron-Core optimizer clip to `max_norm`, and take in the norm it returns.
 
@@ -42,7 +42,7 @@ def follow(
         optimizer: a `MegatronOptimizer`, as `get_megatron_optimizer` returns it. `clip_grad` of its configuration no
             longer counts, but for other optimizers that have the same configuration. The optimizers of a
             `ChainedOptimizer` share the threshold.
-        max_norm: the threshold, above 0; `inf` clips nothing. Or a `gradclip.AdaptiveNorm`. Its `skip_above` sets
+        max_norm: the threshold, above 0; `inf` clips nothing. Or a `gradclip.AdaptiveThreshold`. Its `skip_above` sets
             `grad_norm_skip_threshold`: Megatron then leaves out the update.
         monitor: a `gradclip.Monitor` that records the norm and the threshold of each step.
 

@@ -16,7 +16,7 @@ from gradclip._src.functional.clip import clip_by_global_norm as clip_tree
 from gradclip._src.functional.clip import global_norm
 from gradclip._src.thresholds.below_usual import rule_given
 from gradclip._src.thresholds.history import AnyHistory, check_between
-from gradclip._src.thresholds.quantile import QuantileThreshold
+from gradclip._src.thresholds.quantile import QuantileRule
 from gradclip._src.words import typed
 from gradclip.typing import AxisName, Ord, Policy
 
@@ -52,7 +52,7 @@ class SkipSpikesState(NamedTuple):
 
 
 def adaptive_clip_by_global_norm(
-    rule: QuantileThreshold | None = None,
+    rule: QuantileRule | None = None,
     *,
     ord: Ord = None,
     nonfinite: Policy = "propagate",
@@ -62,8 +62,8 @@ def adaptive_clip_by_global_norm(
     """Return a transformation that clips the global norm of the updates to a threshold that adapts to recent norms.
 
     Args:
-        rule: how the threshold is computed. None means `gradclip.SpreadThreshold()`, or with `skip_above`
-            `gradclip.QuantileThreshold()`; both document their formula.
+        rule: how the threshold is computed. None means `gradclip.SpreadRule()`, or with `skip_above`
+            `gradclip.QuantileRule()`; both document their formula.
         ord: the order of the norm, as in `gradclip.global_norm`; None means 2. With `optax.inject_hyperparams`, a
             number needs `static_args="ord"`.
         nonfinite: what to do with NaN and infinities, as in `gradclip.clip_by_global_norm`. They never change the
@@ -109,7 +109,7 @@ def adaptive_clip_by_global_norm(
 
 def skip_spikes(
     tx: optax.GradientTransformation,
-    rule: QuantileThreshold | None = None,
+    rule: QuantileRule | None = None,
     *,
     ord: Ord = None,
     skip_above: float = 4.0,
@@ -120,7 +120,7 @@ def skip_spikes(
     Args:
         tx: the optimizer. When a step is skipped, its state does not change (moments and counts included), and the
             updates are zeros.
-        rule: how the threshold is computed. None means `gradclip.QuantileThreshold()`, which documents the formula.
+        rule: how the threshold is computed. None means `gradclip.QuantileRule()`, which documents the formula.
         ord: the order of the norm, as in `adaptive_clip_by_global_norm`.
         skip_above: skip a step if the norm is NaN, infinite, or more than `skip_above` times the threshold. At least 1.
             With 1 nothing is clipped: steps are skipped instead. The finite norms of skipped steps enter the history,
@@ -176,7 +176,7 @@ def _zeros_where(spike: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.where(spike, 0, x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
 
 
-def _nothing_observed(rule: QuantileThreshold, params: optax.Params) -> AdaptiveClipState:
+def _nothing_observed(rule: QuantileRule, params: optax.Params) -> AdaptiveClipState:
     wide = any(jnp.result_type(x) in (jnp.float64, jnp.complex128) for x in jax.tree.leaves(params))
     number = jnp.zeros((), jnp.float64 if wide else jnp.float32)
     history = rule.init(number)
@@ -210,7 +210,7 @@ def _finite(updates: optax.Updates, norm: jax.Array, policy: Nonfinite, axis_nam
 
 
 def _observed(
-    rule: QuantileThreshold,
+    rule: QuantileRule,
     state: AdaptiveClipState,
     norm: jax.Array,
     threshold: jax.Array,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gradclip._src.passed.arguments import check_threshold
-from gradclip._src.thresholds.holder import AdaptiveNorm
+from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip._src.words import with_advice
 from gradclip.integrations import needed_for
 from gradclip.typing import Meshes, Ord, Policy, ProcessGroups, Threshold
@@ -37,8 +37,8 @@ class ClipCallback(TrainerCallback, ExportableState):
     share of the steps of this run that were clipped.
 
     Args:
-        max_norm: as in `clip_at_step`, like the other arguments: a number or a `gradclip.AdaptiveNorm`, whose history
-            is part of the Trainer's checkpoints.
+        max_norm: as in `clip_at_step`, like the other arguments: a number or a `gradclip.AdaptiveThreshold`, whose
+            history is part of the Trainer's checkpoints.
         ord: which norm.
         nonfinite: what to do if a gradient contains NaN or infinity.
         process_group: the processes that hold different gradients.
@@ -50,8 +50,8 @@ class ClipCallback(TrainerCallback, ExportableState):
 
     Raises:
         ValueError: the Trainer clips, too; `restore_callback_states_from_checkpoint` would replace a callback with a
-            `gradclip.AdaptiveNorm`, a monitor or processes, which no checkpoint can hold. TypeError: an engine such as
-            DeepSpeed steps.
+            `gradclip.AdaptiveThreshold`, a monitor or processes, which no checkpoint can hold. TypeError: an engine
+            such as DeepSpeed steps.
 
     Write `ClipCallback(1.0).add_to(trainer)`, so that loggers such as TensorBoard and Weights & Biases, which the
     Trainer calls first, get these numbers, too. Passed as `callbacks=[ClipCallback(1.0)]`, only the Trainer's own
@@ -62,7 +62,7 @@ class ClipCallback(TrainerCallback, ExportableState):
     @with_advice
     def __init__(
         self,
-        max_norm: Threshold | AdaptiveNorm,
+        max_norm: Threshold | AdaptiveThreshold,
         ord: Ord = 2,
         *,
         nonfinite: Policy = "propagate",
@@ -73,9 +73,10 @@ class ClipCallback(TrainerCallback, ExportableState):
         if isinstance(max_norm, str) and max_norm == _NOT_IN_JSON:
             raise ValueError(
                 "restore_callback_states_from_checkpoint=True makes callbacks again from the checkpoint, which cannot "
-                "hold an AdaptiveNorm, a monitor or processes. Leave it out: ClipCallback goes on where it was anyway."
+                "hold an AdaptiveThreshold, a monitor or processes. Leave it out: ClipCallback goes on where it was "
+                "anyway."
             )
-        self._max_norm = max_norm if isinstance(max_norm, AdaptiveNorm) else check_threshold(max_norm)
+        self._max_norm = max_norm if isinstance(max_norm, AdaptiveThreshold) else check_threshold(max_norm)
         self._plain: dict[str, Any] = {"ord": ord, "nonfinite": nonfinite}
         self._more: dict[str, Any] = {"process_group": process_group, "mesh": mesh, "monitor": monitor}
         self.clipping: StepClipping | None = None
@@ -124,7 +125,7 @@ class ClipCallback(TrainerCallback, ExportableState):
 
     def state(self) -> dict[str, Any]:
         """Return what the Trainer saves in its checkpoints."""
-        if isinstance(self._max_norm, AdaptiveNorm):
+        if isinstance(self._max_norm, AdaptiveThreshold):
             saved = {"max_norm": self._max_norm.state_dict()}
             return {"args": {"max_norm": _NOT_IN_JSON}, "attributes": {"saved": saved}}
         alone = all(one is None for one in self._more.values())

@@ -190,7 +190,7 @@ def test_programs_are_exported_to_a_file_and_back(name, found_and_expected):
 
 
 def test_named_tuples_are_exported_to_a_file_and_back():
-    follow, private = gradclip.QuantileThreshold(window=3), gradclip.PrivateQuantile()
+    follow, private = gradclip.QuantileRule(window=3), gradclip.PrivateQuantile()
     summed = gradclip.clipped_grad(lambda w, x: (x * w).sum(), 1.0, return_norms=True)
     like = jnp.zeros(())
     calls = [

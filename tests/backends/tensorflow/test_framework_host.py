@@ -246,7 +246,7 @@ def test_tensors_in_parameters_are_replaced():
 def test_thresholds_that_follow_and_monitors_take_tensors():
     thresholds, seen = [], []
     for make in (lambda x: np.array(x, np.float32), tf.constant):
-        holder, monitor = gradclip.AdaptiveNorm(gradclip.QuantileThreshold(0.5, window=4)), gradclip.Monitor()
+        holder, monitor = gradclip.AdaptiveThreshold(gradclip.QuantileRule(0.5, window=4)), gradclip.Monitor()
         for length in (1.0, 2.0, 3.0, 4.0, 3.5, 0.5):
             gradclip.clip_grad_norm_([SimpleNamespace(grad=make([length]))], holder, monitor=monitor)
         thresholds.append(float(holder.max_norm))

@@ -11,7 +11,7 @@ from gradclip.integrations.torch import clip_at_step, clip_grad_norm_, fold_into
 CALLS = {
     "grad_norm": gradclip.grad_norm,
     "clip_grad_norm_": lambda p: gradclip.clip_grad_norm_(p, 1.0),
-    "adaptive": lambda p: gradclip.clip_grad_norm_(p, gradclip.AdaptiveNorm()),
+    "adaptive": lambda p: gradclip.clip_grad_norm_(p, gradclip.AdaptiveThreshold()),
     "monitored": lambda p: gradclip.clip_grad_norm_(p, 1.0, monitor=gradclip.Monitor(layers_every=1)),
     "clip_grad_value_": lambda p: gradclip.clip_grad_value_(p, 1.0),
     "clip_grad_layer_norm_": lambda p: gradclip.clip_grad_layer_norm_(p, 1.0),

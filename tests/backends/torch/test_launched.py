@@ -186,7 +186,7 @@ def test_a_monitor_sees_what_it_sees_on_the_host(layers_every):
 @pytest.mark.parametrize("skip_above", [math.inf, 2.0])
 def test_an_adaptive_threshold_does_what_it_does_on_the_host(skip_above):
     def run():
-        max_norm, params = gradclip.AdaptiveNorm(skip_above=skip_above), parameters()
+        max_norm, params = gradclip.AdaptiveThreshold(skip_above=skip_above), parameters()
         for factor in (1.0, 1.5, 20.0, 1.0):
             for one in params:
                 one.grad *= factor

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from gradclip._src.core.norms import Order
 from gradclip._src.guard.settings import Handle, OnMistake, Settings, seems_a_handle
 from gradclip._src.passed.arguments import check_threshold
-from gradclip._src.thresholds.holder import AdaptiveNorm
+from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip._src.words import with_advice
 from gradclip.typing import Meshes, Ord, ProcessGroups, Threshold
 
@@ -23,7 +23,7 @@ else:
 @with_advice
 def guard(
     optimizer: Optimizer,
-    max_norm: Threshold | AdaptiveNorm | Handle | None = None,
+    max_norm: Threshold | AdaptiveThreshold | Handle | None = None,
     every: int = 100,
     *,
     ord: Ord | Order = 2,
@@ -39,7 +39,7 @@ def guard(
         optimizer: an optimizer of PyTorch, of any kind. If it steps another one, as SAM and Lookahead do, the steps of
             that one are looked at; so are those of the `.optimizer` of a learning rate scheduler or another object.
         max_norm: the threshold that the global norm of its gradients should not exceed at a step: a number, the
-            `gradclip.AdaptiveNorm` that you clip with, or what `clip_at_step` or `fold_into` of
+            `gradclip.AdaptiveThreshold` that you clip with, or what `clip_at_step` or `fold_into` of
             `gradclip.integrations.torch` returned. None or inf: expect no bound, for example if you clip each layer or
             each element. Calls with thresholds for groups or names are not held to a bound.
         every: how many steps from one look to the next, at least 1. It also looks at the first two steps.

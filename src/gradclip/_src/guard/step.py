@@ -22,7 +22,7 @@ from gradclip._src.step.others import Elsewhere, own_thresholds
 from gradclip._src.step.warned import ClippingError, ClippingWarning, level_of_user
 from gradclip._src.step.within import makes_state
 from gradclip._src.step.wrapped import Closure, with_closure
-from gradclip._src.thresholds.holder import AdaptiveNorm
+from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip.typing import Parameters, Scalar
 
 OFTEN = 3
@@ -43,7 +43,7 @@ class Skips:
         self._at_first = AT_FIRST
         self._scaler_alone = True
         self._call: ClipCall | None = None
-        self._follows: AdaptiveNorm | None = None
+        self._follows: AdaptiveThreshold | None = None
         self._counted = 0.0  # what it has counted
         self._pending: list[tuple[str, Any, bool]] = []
 
@@ -68,7 +68,7 @@ class Skips:
         call, self._call = self._call, None
         if found_inf is not None:
             self._later("flag", found_inf, by_scaler)
-        elif call is not None and isinstance(call.max_norm, AdaptiveNorm):
+        elif call is not None and isinstance(call.max_norm, AdaptiveThreshold):
             counted = call.max_norm._counts["skipped"]
             if self._follows is not call.max_norm:  # it may have skipped steps before this guard was there
                 self._follows = call.max_norm
@@ -120,7 +120,7 @@ class Skips:
             self._scaler_alone = self._scaler_alone and by_scaler
 
 
-def _skipped_by(call: ClipCall, max_norm: AdaptiveNorm) -> Any:
+def _skipped_by(call: ClipCall, max_norm: AdaptiveThreshold) -> Any:
     """Return 1 if a call has skipped its step, else 0, by its norm."""
     norm = torch.as_tensor(call.norm)
     spike = norm > max_norm.skip_above * (math.inf if max_norm.threshold is None else max_norm.threshold)
@@ -151,7 +151,7 @@ class StepGuard:
     clips = False
 
     def __init__(
-        self, optimizer: Optimizer, max_norm: float | AdaptiveNorm | Handle | None, settings: Settings
+        self, optimizer: Optimizer, max_norm: float | AdaptiveThreshold | Handle | None, settings: Settings
     ) -> None:
         self.optimizer = optimizer
         self.norm: float | None = None
@@ -340,7 +340,9 @@ class StepGuard:
         unused = self._adaptive is not None and self._adaptive.steps == 0 and self._had_gradients
         self._had_gradients = self._had_gradients or bool(parameters)
         if unused and window.after_step and not self._only_own():
-            self._tell("not_clipped", f"the optimizer got the norm {norm:.4g}, and nothing has used the AdaptiveNorm.")
+            self._tell(
+                "not_clipped", f"the optimizer got the norm {norm:.4g}, and nothing has used the AdaptiveThreshold."
+            )
         if self._ranks is not None:
             self._ranks.publish(self.steps, parameters, window.witnesses, norm)
 
@@ -366,10 +368,10 @@ class StepGuard:
             return float(grad_norm(parameters, order, process_group=asked.process_group, mesh=asked.mesh))
 
     @property
-    def _adaptive(self) -> AdaptiveNorm | None:
+    def _adaptive(self) -> AdaptiveThreshold | None:
         found = self._max_norm
-        found = found if isinstance(found, AdaptiveNorm) else getattr(found, "max_norm", None)
-        return found if isinstance(found, AdaptiveNorm) else None
+        found = found if isinstance(found, AdaptiveThreshold) else getattr(found, "max_norm", None)
+        return found if isinstance(found, AdaptiveThreshold) else None
 
     def _threshold(self) -> float:
         """Return the threshold of this step."""
@@ -387,7 +389,7 @@ class StepGuard:
     def _known(self) -> tuple[float, float] | None:
         """Return the norm and the threshold of a handle that clips within the step."""
         handle = self._max_norm
-        if isinstance(handle, AdaptiveNorm) or not seems_a_handle(handle):
+        if isinstance(handle, AdaptiveThreshold) or not seems_a_handle(handle):
             return None
         return math.nan if handle.norm is None else float(handle.norm), self._threshold()
 

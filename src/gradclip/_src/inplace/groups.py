@@ -31,7 +31,7 @@ from gradclip._src.inplace.gradients import Gradients, Taken, entered
 from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.passed.leaves import counted
 from gradclip._src.passed.parameters import ParameterList, have_thresholds
-from gradclip._src.thresholds.holder import AdaptiveNorm
+from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip._src.tree import dotted
 from gradclip._src.words import listed, shown
 from gradclip.typing import Ord, Policy, Scalar
@@ -54,9 +54,9 @@ class ParameterPart(NamedTuple):
     common: bool = False
 
     @property
-    def adaptive(self) -> AdaptiveNorm | None:
-        """The `AdaptiveNorm` that sets the threshold."""
-        return self.max_norm if isinstance(self.max_norm, AdaptiveNorm) else None
+    def adaptive(self) -> AdaptiveThreshold | None:
+        """The `AdaptiveThreshold` that sets the threshold."""
+        return self.max_norm if isinstance(self.max_norm, AdaptiveThreshold) else None
 
     @property
     def skip_above(self) -> float:
@@ -74,7 +74,7 @@ class ParameterPart(NamedTuple):
         return "a group's own" if self.told.startswith("parameters[") else self.told
 
     def threshold(self, order: Order) -> Any:
-        """Return the threshold of this step; infinity if there is none. Raises like `AdaptiveNorm.check_order`."""
+        """Return the threshold of this step; infinity if there is none. Raises like `AdaptiveThreshold.check_order`."""
         if self.adaptive is not None:
             return self.adaptive.for_order(order)
         return self.recorded
@@ -92,8 +92,8 @@ def parts_of(params: ParameterList, max_norm: object, *, alone: bool) -> list[Pa
     followed = [part for part in parts if part.adaptive is not None]
     if len({id(part.max_norm) for part in followed}) < len(followed):
         raise ValueError(
-            f"{listed([part.told for part in followed], ' and ')} are the same AdaptiveNorm, which follows one norm. "
-            "Make one for each."
+            f"{listed([part.told for part in followed], ' and ')} are the same AdaptiveThreshold, which follows one "
+            "norm. Make one for each."
         )
     return parts
 
@@ -317,8 +317,8 @@ class Found(NamedTuple):
         return self.scalar(norm, backend.chosen(self.taken.arrays, indices), leaves)
 
 
-def _observe(adaptive: AdaptiveNorm, found: Found, number: int, limit: float | Array, asked: Clipping) -> None:
-    """Have an `AdaptiveNorm` observe the norm of its part, and that the step is not finite if another part is not."""
+def _observe(adaptive: AdaptiveThreshold, found: Found, number: int, limit: float | Array, asked: Clipping) -> None:
+    """Let an `AdaptiveThreshold` observe its norm, and that the step is not finite if another part is not."""
     norm = found.of_part(number)
     beyond = seen(found.taken.backend, found.norms[number], limit, adaptive.skip_above)
     shown = Seen(*(flag & found.finite for flag in adaptive.shown(norm, limit, beyond)[:3]))

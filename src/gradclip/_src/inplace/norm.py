@@ -28,7 +28,7 @@ from gradclip._src.inplace.groups import clip_by_parts, clip_ordinary, several_n
 from gradclip._src.passed.arguments import check_monitor, check_norm, check_real, check_threshold, in_place
 from gradclip._src.passed.leaves import EVERY, Choice, choice_of
 from gradclip._src.passed.parameters import ParameterList, as_tuple, have_thresholds, repeatable, reusable
-from gradclip._src.thresholds.holder import AdaptiveNorm
+from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip.typing import (
     Integers,
     Meshes,
@@ -181,7 +181,7 @@ def grad_norm(
 @in_place
 def clip_grad_norm_(
     parameters: Parameters,
-    max_norm: Threshold | AdaptiveNorm | NamedThresholds,
+    max_norm: Threshold | AdaptiveThreshold | NamedThresholds,
     ord: Ord | Order = 2,
     *,
     nonfinite: Policy = "propagate",
@@ -199,10 +199,10 @@ def clip_grad_norm_(
             but integers stay as they are and do not count. Memory that several gradients share is scaled once. Compiled
             code finds out which do when it is compiled.
         max_norm: the threshold, >= 0, in the units of the gradients; `inf` clips nothing. Pass a
-            `gradclip.AdaptiveNorm` for a threshold that follows the norms of past calls. A parameter group may have a
-            threshold of its own, `{"params": [...], "max_norm": 2.0}`: its gradients are clipped by their own norm, or
-            with None only measured. All other groups share one norm and the `max_norm` of the call. A dict maps
-            patterns of names to thresholds, `{"encoder.*": 1.0, "*": 0.5}`: the first that matches counts, and all
+            `gradclip.AdaptiveThreshold` for a threshold that follows the norms of past calls. A parameter group may
+            have a threshold of its own, `{"params": [...], "max_norm": 2.0}`: its gradients are clipped by their own
+            norm, or with None only measured. All other groups share one norm and the `max_norm` of the call. A dict
+            maps patterns of names to thresholds, `{"encoder.*": 1.0, "*": 0.5}`: the first that matches counts, and all
             parameters of one pattern share a norm. NaN and infinity in one part count for all. With thresholds C1, C2,
             ... the norm of all is at most sqrt(C1**2 + C2**2 + ...).
         ord: which norm, as in `gradclip.global_norm`.
@@ -306,8 +306,8 @@ class _Call(NamedTuple):
         """List the parameters that count."""
         return chosen_parameters(self.parameters, self.choice, self.process_group, self.mesh, each=each)
 
-    def clip(self, max_norm: Threshold | AdaptiveNorm | NamedThresholds) -> Scalar:
-        return self.by_holder(max_norm) if isinstance(max_norm, AdaptiveNorm) else self.clip_to(max_norm)[0]
+    def clip(self, max_norm: Threshold | AdaptiveThreshold | NamedThresholds) -> Scalar:
+        return self.by_holder(max_norm) if isinstance(max_norm, AdaptiveThreshold) else self.clip_to(max_norm)[0]
 
     def clip_to(
         self, max_norm: Threshold | NamedThresholds, skip_above: float | None = None
@@ -366,8 +366,8 @@ class _Call(NamedTuple):
         taken = Taken(gradients, given.backend, given.arrays())
         return clip_taken(taken, ALONE, asked, skip_above, self.each)
 
-    def by_holder(self, max_norm: AdaptiveNorm) -> Scalar:
-        """Clip to the threshold that an `AdaptiveNorm` has for this step. Errors also reach the other processes."""
+    def by_holder(self, max_norm: AdaptiveThreshold) -> Scalar:
+        """Clip to the threshold of an `AdaptiveThreshold` for this step. Errors also reach the other processes."""
         with telling(self.parameters, self.process_group, self.mesh, each=have_thresholds(self.parameters)):
             call = self._replace(parameters=repeatable(self.parameters))
             order, policy = Order.parse(self.ord), Nonfinite.named(self.nonfinite)
@@ -379,7 +379,7 @@ class _Call(NamedTuple):
     def by_parts(
         self,
         params: ParameterList,
-        max_norm: Threshold | AdaptiveNorm | NamedThresholds,
+        max_norm: Threshold | AdaptiveThreshold | NamedThresholds,
         monitor: Monitor | None = None,
     ) -> Scalar:
         """Clip parts of the parameters by norms of their own."""
@@ -390,7 +390,7 @@ class _Call(NamedTuple):
         processes = processes_of(params, self.process_group, self.mesh, each=True)
         return clip_by_parts(params, processes, max_norm, settings, monitor)
 
-    def watched(self, max_norm: Threshold | AdaptiveNorm | NamedThresholds, monitor: Monitor) -> Scalar:
+    def watched(self, max_norm: Threshold | AdaptiveThreshold | NamedThresholds, monitor: Monitor) -> Scalar:
         """Clip, then have the monitor record the call; return the norm.
 
         The norm of each gradient is recorded only if no processes are named: others may hold other gradients.

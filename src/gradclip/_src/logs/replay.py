@@ -9,21 +9,21 @@ import numpy as np
 
 from gradclip._src.monitor.records import Columns
 from gradclip._src.monitor.trend import SPIKE, medians_before
-from gradclip._src.thresholds.below_usual import SpreadThreshold, SteadyThreshold
-from gradclip._src.thresholds.holder import AdaptiveNorm
-from gradclip._src.thresholds.quantile import QuantileThreshold
+from gradclip._src.thresholds.below_usual import SpreadRule, SteadyRule
+from gradclip._src.thresholds.holder import AdaptiveThreshold
+from gradclip._src.thresholds.quantile import QuantileRule
 from gradclip._src.words import shown
 
 _SKIP = "skip_above"
 _SKIPPED_BY_DEFAULT = 4.0
 _AUTOCLIP = {"factor": 1.0, "quantile": 0.9, "window": 1000.0}
-RULES: dict[str, type[QuantileThreshold]] = {
-    "adaptive": SpreadThreshold,
-    "spread": SpreadThreshold,
-    "steady": SteadyThreshold,
-    "quantile": QuantileThreshold,
-    "skip": QuantileThreshold,
-    "autoclip": QuantileThreshold,
+RULES: dict[str, type[QuantileRule]] = {
+    "adaptive": SpreadRule,
+    "spread": SpreadRule,
+    "steady": SteadyRule,
+    "quantile": QuantileRule,
+    "skip": QuantileRule,
+    "autoclip": QuantileRule,
 }
 
 
@@ -32,7 +32,7 @@ class ThresholdRule(NamedTuple):
 
     name: str
     fixed: float | None
-    follows: QuantileThreshold | None
+    follows: QuantileRule | None
     skip_above: float = math.inf
 
     @classmethod
@@ -68,7 +68,7 @@ class ThresholdRule(NamedTuple):
         settings: dict[str, Any] = dict(given)
         if given.get("window", math.inf).is_integer():
             settings["window"] = int(given["window"])
-        kept = AdaptiveNorm(made(**settings), skip_above=skip)  # checks them together
+        kept = AdaptiveThreshold(made(**settings), skip_above=skip)  # checks them together
         return cls(text, None, kept.rule, kept.skip_above)
 
 

@@ -137,13 +137,13 @@ class Monitor:
         Args:
             norm: the norm before clipping, as the clipping call returned it: a number or a scalar array of any
                 framework. A vector stands for several steps in a row, such as `jax.lax.scan` returns.
-            max_norm: the threshold of the step, or one for each step. Or a `gradclip.AdaptiveNorm` after its call.
+            max_norm: the threshold of the step, or one for each step. Or a `gradclip.AdaptiveThreshold` after its call.
             layer_norms: a tree of the layers' norms, as `gradclip.layer_norms` and `gradclip.clip_by_layer_norm` return
                 it. With `names`, a vector of the layers' norms at one step.
             nonfinite: the policy of the clipping call. With "skip", non-finite steps count as skipped.
             names: the names of the layers in that vector.
             skip_above: the `skip_above` of the clipping call, so that steps it skipped count as skipped. Not needed
-                with a `gradclip.AdaptiveNorm`.
+                with a `gradclip.AdaptiveThreshold`.
             loss: the loss of the step, a number or a scalar array; for several steps, a vector with an entry for each.
             context: whatever tells the step's batch from others, such as its number or the indices of its examples; for
                 several steps, a list or an array with one entry per step. It is not copied.

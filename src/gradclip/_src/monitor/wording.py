@@ -46,7 +46,7 @@ def guards(losses: Losses) -> Proposal:
     start = {"fell": "The level of the norms is healthy, but it fell far"}.get(losses.kind, "The norms fell far")
     return lambda values: (
         f"{start}. To clip only spikes: max_norm = {values[0]:g} from the start, {values[1]:g} from here on. Or one "
-        "that follows: gradclip.AdaptiveNorm(gradclip.QuantileThreshold())."
+        "that follows: gradclip.AdaptiveThreshold(gradclip.QuantileRule())."
     )
 
 

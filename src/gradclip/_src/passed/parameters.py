@@ -23,7 +23,7 @@ SHARED = "shared"
 """The key of a group of parameters that another process has too, and counts; and the attribute by which Megatron marks
 them."""
 
-FOLLOWS = "AdaptiveNorm"
+FOLLOWS = "AdaptiveThreshold"
 """Saved as the threshold of a group that has one. `torch.distributed.checkpoint` asks for each key of the optimizer."""
 _READ = frozenset(("params", "param_names", "process_group", "mesh", "max_norm", SHARED))
 _SETS_CLIPPING = re.compile("clip|max_?(grad(ient)?_?)?norm|norm_type|nonfinite|skip_above|process_?group|mesh|^ord$")
@@ -80,7 +80,7 @@ def check_keys(group: dict[str, Any], number: int, *, own_thresholds: bool) -> N
     if isinstance(group.get("max_norm"), str) and group["max_norm"] == FOLLOWS:
         raise ValueError(
             f"parameters[{number}]['max_norm'] is {FOLLOWS!r}: it comes from the saved state of an optimizer that "
-            "clips. Set it to an AdaptiveNorm and call clip_at_step before you load the state, or delete the key."
+            "clips. Set it to an AdaptiveThreshold and call clip_at_step before you load the state, or delete the key."
         )
     if "max_norm" in group and not own_thresholds:
         raise ValueError(

@@ -23,7 +23,7 @@ from gradclip._src.step.handle import PartsWatched, StepClipping, StepPart, chec
 from gradclip._src.step.others import warn_of_own_clipping
 from gradclip._src.step.within import Request, check_fused, check_listed_once, checked, forget_scaler
 from gradclip._src.step.wrapped import parameters_of, unwrapped
-from gradclip._src.thresholds.holder import AdaptiveNorm
+from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip._src.words import with_advice
 from gradclip.typing import Meshes, Ord, Policy, ProcessGroups, Threshold
 
@@ -72,19 +72,19 @@ class ClippingBeforeStep(StepClipping):
         for parameter in (p for group in skipped for p in group["params"]):
             parameter.grad = None
         if parts is None:
-            threshold: Any = max_norm.threshold if isinstance(max_norm, AdaptiveNorm) else max_norm
+            threshold: Any = max_norm.threshold if isinstance(max_norm, AdaptiveThreshold) else max_norm
             self._stepped(norm, [StepPart.of(norm, max_norm, threshold)])
         else:
             self._stepped(norm, parts.parts, common=common)
 
     def _followed(self, groups: list[dict[str, Any]], policy: Nonfinite) -> list["_Followed"]:
-        """Return each `AdaptiveNorm` that may skip, with its parameter groups and how many steps it has skipped."""
+        """Return each `AdaptiveThreshold` that skips, with its parameter groups and how many steps it has skipped."""
         common = [group for group in groups if "max_norm" not in group]
         each = [(self._max_norm, common), *((group["max_norm"], [group]) for group in groups if "max_norm" in group)]
         return [
             _Followed(one, of, one._counts["skipped"])
             for one, of in each
-            if isinstance(one, AdaptiveNorm) and of and (policy.blanks or one.skip_above < math.inf)
+            if isinstance(one, AdaptiveThreshold) and of and (policy.blanks or one.skip_above < math.inf)
         ]
 
     def _skipped(
@@ -103,22 +103,22 @@ class ClippingBeforeStep(StepClipping):
 
 
 class _Followed(NamedTuple):
-    """An `AdaptiveNorm` before a step."""
+    """An `AdaptiveThreshold` before a step."""
 
-    max_norm: AdaptiveNorm
+    max_norm: AdaptiveThreshold
     groups: list[dict[str, Any]]
     before: Any  # how many steps it had skipped; on an accelerator a tensor
 
 
 def _all_follow(groups: list[dict[str, Any]], followed: list[_Followed]) -> bool:
-    """Return whether every group has an `AdaptiveNorm`, which counts the steps that a policy skips."""
+    """Return whether every group has an `AdaptiveThreshold`, which counts the steps that a policy skips."""
     return sum(len(one.groups) for one in followed) == len(groups)
 
 
 @with_advice
 def clip_at_step(
     optimizer: Optimizer,
-    max_norm: Threshold | AdaptiveNorm,
+    max_norm: Threshold | AdaptiveThreshold,
     ord: Ord | Order = 2,
     *,
     nonfinite: Policy = "propagate",
@@ -135,12 +135,12 @@ def clip_at_step(
         optimizer: any optimizer of PyTorch, also one that Lightning's `trainer.optimizers` or `accelerator.prepare`
             returns. If it steps another one, such as SAM, Lookahead, or the optimizer that Opacus returns, the steps of
             that one clip. Of a learning rate scheduler, or another object with an `.optimizer`, the steps of that
-            optimizer clip. Two optimizers clip separately, and each needs its own `AdaptiveNorm` and monitor.
-        max_norm: the threshold in the units of unscaled gradients, >= 0, or a `gradclip.AdaptiveNorm`. A parameter
+            optimizer clip. Two optimizers clip separately, and each needs its own `AdaptiveThreshold` and monitor.
+        max_norm: the threshold in the units of unscaled gradients, >= 0, or a `gradclip.AdaptiveThreshold`. A parameter
             group with a key "max_norm" has a threshold of its own, as in `gradclip.clip_grad_norm_`.
         ord: which norm, as in `gradclip.global_norm`.
         nonfinite: as in `gradclip.clip_grad_norm_`, but "skip" really skips the step, as does the `skip_above` of an
-            `AdaptiveNorm`: the optimizer gets no gradients (each `.grad` is None), so that parameters and state
+            `AdaptiveThreshold`: the optimizer gets no gradients (each `.grad` is None), so that parameters and state
             do not change. Where groups have thresholds of their own, `skip_above` skips only the groups that share its
             threshold.
         process_group: as in `gradclip.clip_grad_norm_`. All processes must call `clip_at_step`, and step together.
@@ -154,9 +154,9 @@ def clip_at_step(
     Raises:
         TypeError: `optimizer` is not an optimizer of PyTorch, or its steps cannot be seen. An engine such as DeepSpeed
             or Megatron clips by itself.
-        ValueError: the steps of this optimizer clip already; the `AdaptiveNorm` or the monitor follows another one; an
-            argument that `gradclip.clip_grad_norm_` refuses. At a step: a GradScaler left the gradients scaled, and the
-            optimizer cannot clip them so; the optimizer is one process's share of a ZeroRedundancyOptimizer.
+        ValueError: the steps of this optimizer clip already; the `AdaptiveThreshold` or the monitor follows another
+            one; an argument that `gradclip.clip_grad_norm_` refuses. At a step: a GradScaler left the gradients scaled,
+            and the optimizer cannot clip them so; the optimizer is one process's share of a ZeroRedundancyOptimizer.
         RuntimeError: this call or a step failed on another process.
         FloatingPointError: at a step with `nonfinite="raise"`, the gradients contain NaN or infinity.
 
@@ -164,13 +164,14 @@ def clip_at_step(
     unchanged.
 
     If `step` gets a closure, gradients are clipped after each call of the closure. LBFGS calls it several times in a
-    step: each gradient that it sees is clipped, and each counts as a step for `norm`, an `AdaptiveNorm` and a monitor.
+    step: each gradient that it sees is clipped, and each counts as a step for `norm`, an `AdaptiveThreshold` and a
+        monitor.
 
     A fused optimizer that `fold_into` takes clips as `fold_into` does, in the same pass as its update and without
     waiting for a device. With any other, skipping steps waits for the accelerator at each step.
 
-    The history of an `AdaptiveNorm`, also of one in a parameter group, is saved in the optimizer's `state_dict`, under
-    "gradclip", and loaded from there: call `clip_at_step` before you load a checkpoint. Functions that keep only
+    The history of an `AdaptiveThreshold`, also of one in a parameter group, is saved in the optimizer's `state_dict`,
+    under "gradclip", and loaded from there: call `clip_at_step` before you load a checkpoint. Functions that keep only
     "state" and "param_groups", such as `torch.distributed.checkpoint.state_dict`, lose it, as does an optimizer around
     the one that steps, such as SAM: save the `state_dict()` of what is returned beside them. A copy of the optimizer
     does not clip: call `clip_at_step` for it.
@@ -223,7 +224,7 @@ def _ask(processes: Processes, request: Request, parts: Sequence[ParameterPart])
     processes.ask(request.order, request.nonfinite, list(map(whole_scalar, limits)), skip_above=skip_above)
 
 
-def _folds(optimizer: Optimizer, max_norm: Threshold | AdaptiveNorm, policy: Nonfinite) -> bool:
+def _folds(optimizer: Optimizer, max_norm: Threshold | AdaptiveThreshold, policy: Nonfinite) -> bool:
     """Return whether the optimizer can clip as it reads the gradients, by one divisor for all of them."""
     if policy.zeroes or any("max_norm" in group for group in optimizer.param_groups):
         return False

@@ -20,7 +20,7 @@ from gradclip._src.core.norms import Order
 from gradclip._src.core.rules import Seen
 from gradclip._src.passed.arguments import check_monitor, check_threshold
 from gradclip._src.step.handle import check_free, claim
-from gradclip._src.thresholds.holder import AdaptiveNorm
+from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip.typing import Policy, Scalar, Threshold
 
 if TYPE_CHECKING:
@@ -37,12 +37,12 @@ class EngineClipping:
     Attributes:
         norm: the norm before clipping at the last step, a float: NaN or inf if the gradients were not finite. None
             before the first step.
-        max_norm: the threshold, or the `AdaptiveNorm` that sets it. You may assign a new one, on every rank.
+        max_norm: the threshold, or the `AdaptiveThreshold` that sets it. You may assign a new one, on every rank.
 
     """
 
     def __init__(
-        self, name: str, max_norm: Threshold | AdaptiveNorm, monitor: "Monitor | None", *, skips: bool = False
+        self, name: str, max_norm: Threshold | AdaptiveThreshold, monitor: "Monitor | None", *, skips: bool = False
     ) -> None:
         self._name, self._skips = name, skips
         self._undo: Callable[[], None] | None = None
@@ -55,14 +55,14 @@ class EngineClipping:
         self.norm: float | None = None
 
     @property
-    def max_norm(self) -> float | AdaptiveNorm:
-        """The threshold, or the `AdaptiveNorm` that sets it."""
+    def max_norm(self) -> float | AdaptiveThreshold:
+        """The threshold, or the `AdaptiveThreshold` that sets it."""
         return self._max_norm
 
     @max_norm.setter
-    def max_norm(self, value: Threshold | AdaptiveNorm) -> None:
+    def max_norm(self, value: Threshold | AdaptiveThreshold) -> None:
         check_free(value, holder=self)
-        self._max_norm: float | AdaptiveNorm = self._checked(value)
+        self._max_norm: float | AdaptiveThreshold = self._checked(value)
         claim(value, self)
 
     def follows(self, given: object) -> bool:
@@ -73,14 +73,14 @@ class EngineClipping:
         """Return no parameters: the engine holds them."""
         return frozenset()
 
-    def _checked(self, value: Threshold | AdaptiveNorm) -> float | AdaptiveNorm:
-        if not isinstance(value, AdaptiveNorm):
+    def _checked(self, value: Threshold | AdaptiveThreshold) -> float | AdaptiveThreshold:
+        if not isinstance(value, AdaptiveThreshold):
             return self._above_zero(float(check_threshold(value)))
         value.check_order(_ORDER)
         if value.skip_above < math.inf and not self._skips:
             raise ValueError(
                 f"{self._name} cannot skip steps with a large norm, so skip_above={value.skip_above!r} would have no "
-                "effect. Pass an AdaptiveNorm without skip_above, which clips such steps."
+                "effect. Pass an AdaptiveThreshold without skip_above, which clips such steps."
             )
         return value
 
@@ -123,18 +123,19 @@ class EngineClipping:
         if most > least * (1 + _ROUNDING):
             raise RuntimeError(
                 f"the ranks have different thresholds, from {least!r} to {most!r}; here it is {found!r}. Make equal "
-                "AdaptiveNorms on all ranks, and load the same state into all of them. No parameter has been changed."
+                "AdaptiveThresholds on all ranks, and load the same state into all of them. No parameter has been "
+                "changed."
             )
         return least
 
     def _own(self) -> float:
         kept = self._max_norm
-        return self._above_zero(float(kept.for_order(_ORDER))) if isinstance(kept, AdaptiveNorm) else kept
+        return self._above_zero(float(kept.for_order(_ORDER))) if isinstance(kept, AdaptiveThreshold) else kept
 
     @property
     def skip_above(self) -> float:
         """Above how many times the threshold the engine is to skip a step."""
-        return self._max_norm.skip_above if isinstance(self._max_norm, AdaptiveNorm) else math.inf
+        return self._max_norm.skip_above if isinstance(self._max_norm, AdaptiveThreshold) else math.inf
 
     def stepped(self, norm: Scalar, threshold: float, *, skipped: bool) -> None:
         """Take in the norm of a step, and whether the engine skipped it. A norm below 0 stands for one not finite."""
@@ -143,7 +144,7 @@ class EngineClipping:
         finite = math.isfinite(self.norm)
         policy: Policy = "skip" if skipped and not finite else "propagate"
         kept = self._max_norm
-        if isinstance(kept, AdaptiveNorm):
+        if isinstance(kept, AdaptiveThreshold):
             seen = Seen(finite, finite and self.norm > threshold, finite and skipped)
             kept.observe(np.float64(self.norm), threshold, _ORDER, Nonfinite.named(policy), seen)
         if self._monitor is not None:
@@ -153,9 +154,9 @@ class EngineClipping:
     # Saving and loading
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the norm of the last step and the state of the `AdaptiveNorm` as numbers, for any checkpoint."""
+        """Return the norm of the last step and the state of the `AdaptiveThreshold` as numbers, for any checkpoint."""
         kept = self._max_norm
-        return {"norm": self.norm, "max_norm": kept.state_dict() if isinstance(kept, AdaptiveNorm) else None}
+        return {"norm": self.norm, "max_norm": kept.state_dict() if isinstance(kept, AdaptiveThreshold) else None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state. Load it on every rank.
@@ -166,10 +167,12 @@ class EngineClipping:
             got = ", ".join(map(str, state)) or "nothing"
             raise ValueError(f"the state has norm and max_norm; got {got}. Pass the result of state_dict().")
         kept, saved = self._max_norm, state["max_norm"]
-        if (saved is None) is isinstance(kept, AdaptiveNorm):
-            one, other = ("a fixed threshold", "an AdaptiveNorm") if saved is None else ("an AdaptiveNorm", "a number")
+        if (saved is None) is isinstance(kept, AdaptiveThreshold):
+            one, other = (
+                ("a fixed threshold", "an AdaptiveThreshold") if saved is None else ("an AdaptiveThreshold", "a number")
+            )
             raise ValueError(f"the state is that of {one}, but max_norm is {other}. Follow with the same kind.")
-        if isinstance(kept, AdaptiveNorm):
+        if isinstance(kept, AdaptiveThreshold):
             kept.load_state_dict(saved)
         self.norm = state["norm"]
 

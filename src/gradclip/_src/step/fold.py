@@ -31,7 +31,7 @@ from gradclip._src.step.within import (
     without_momentum,
 )
 from gradclip._src.step.wrapped import parameters_of
-from gradclip._src.thresholds.holder import AdaptiveNorm
+from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip._src.words import with_advice
 from gradclip.typing import Meshes, Ord, Policy, ProcessGroups, Threshold
 
@@ -40,7 +40,11 @@ class FusedClipping(StepClipping):
     """Clipping within the steps of one fused optimizer, until `remove()`."""
 
     def __init__(
-        self, optimizer: Optimizer, max_norm: Threshold | AdaptiveNorm, request: Request, monitor: Monitor | None = None
+        self,
+        optimizer: Optimizer,
+        max_norm: Threshold | AdaptiveThreshold,
+        request: Request,
+        monitor: Monitor | None = None,
     ) -> None:
         super().__init__(optimizer, max_norm, request, monitor)
         self._before: dict[str, torch.Tensor | None] | None = None
@@ -92,7 +96,7 @@ class FusedClipping(StepClipping):
         scaled, request = last.overflow is not None, self._request
         if self._scaled is not None and last.overflow is not None:
             self._scaled.overflowed(last.overflow)
-        if last.shown is not None and isinstance(self._max_norm, AdaptiveNorm):
+        if last.shown is not None and isinstance(self._max_norm, AdaptiveThreshold):
             self._max_norm.observe(last.norm, last.max_norm, request.order, request.nonfinite, last.shown)
         self._stepped(last.norm, [StepPart.of(last.norm, self._max_norm, last.max_norm)])
         if self._monitor is not None:
@@ -125,7 +129,7 @@ class FusedClipping(StepClipping):
 @with_advice
 def fold_into(
     optimizer: Optimizer,
-    max_norm: Threshold | AdaptiveNorm,
+    max_norm: Threshold | AdaptiveThreshold,
     ord: Ord | Order = 2,
     *,
     nonfinite: Policy = "propagate",
@@ -141,7 +145,7 @@ def fold_into(
         optimizer: Adam, AdamW, SGD or Adagrad of PyTorch, created with `fused=True`. Two optimizers clip separately:
             with the thresholds C1 and C2, their gradients together have a norm of at most sqrt(C1**2 + C2**2).
         max_norm: the threshold in the units of unscaled gradients: 0, inf, or from 2**-50 to 2**100. Or a
-            `gradclip.AdaptiveNorm`; its thresholds are kept within that range. A step that its `skip_above` skips
+            `gradclip.AdaptiveThreshold`; its thresholds are kept within that range. A step that its `skip_above` skips
             leaves parameters and optimizer state unchanged.
         ord: which norm, as in `gradclip.global_norm`.
         nonfinite: what to do if a gradient contains NaN or infinity. "propagate": all gradients become NaN. "raise": an
@@ -173,8 +177,8 @@ def fold_into(
     With GradScaler, call `scaler.step(optimizer)`, with or without `scaler.unscale_(optimizer)` before it. If it finds
     infinities on one process, all skip the step and lower their scales. All processes must start with the same scale.
 
-    The history of an `AdaptiveNorm` is saved in the optimizer's `state_dict`, under "gradclip", and loaded from there.
-    The clipping itself is not: for a new optimizer, call `fold_into` before you load its state.
+    The history of an `AdaptiveThreshold` is saved in the optimizer's `state_dict`, under "gradclip", and loaded from
+    there. The clipping itself is not: for a new optimizer, call `fold_into` before you load its state.
 
     Folding uses the attributes `grad_scale` and `found_inf` of fused optimizers, which `torch.amp.GradScaler` sets in
     PyTorch 2.13.

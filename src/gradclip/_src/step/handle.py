@@ -21,7 +21,7 @@ from gradclip._src.step.heard import ScaledSteps
 from gradclip._src.step.others import ClippedBefore, Elsewhere
 from gradclip._src.step.within import Request, makes_state
 from gradclip._src.step.wrapped import Closure, parameters_of, with_closure
-from gradclip._src.thresholds.holder import AdaptiveNorm
+from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip.typing import Policy, Scalar, Threshold
 
 
@@ -39,7 +39,7 @@ _holders: "weakref.WeakKeyDictionary[Any, weakref.ref[Any]]" = weakref.WeakKeyDi
 
 
 def check_free(given: object, parameters: Set[int] = frozenset(), holder: Holder | None = None) -> None:
-    """Raise a ValueError if an `AdaptiveNorm` or a `Monitor` follows the optimizer of another holder.
+    """Raise a ValueError if an `AdaptiveThreshold` or a `Monitor` follows the optimizer of another holder.
 
     An optimizer made anew for some of the same parameters may take it over.
     """
@@ -54,13 +54,13 @@ def check_free(given: object, parameters: Set[int] = frozenset(), holder: Holder
 
 
 def claim(given: object, holder: Holder) -> None:
-    """Note which holder has an `AdaptiveNorm` or a `Monitor`."""
-    if isinstance(given, AdaptiveNorm | Monitor):
+    """Note which holder has an `AdaptiveThreshold` or a `Monitor`."""
+    if isinstance(given, AdaptiveThreshold | Monitor):
         _holders[given] = weakref.ref(holder)
 
 
-def take(given: AdaptiveNorm, holder: Holder) -> None:
-    """Claim an `AdaptiveNorm` that a holder's parameter group may have got since. Raises as `check_free` does."""
+def take(given: AdaptiveThreshold, holder: Holder) -> None:
+    """Claim an `AdaptiveThreshold` that a holder's parameter group may have got since. Raises as `check_free` does."""
     found = _holders.get(given)
     if found is None or found() is not holder:
         check_free(given, holder.own(), holder)
@@ -68,7 +68,7 @@ def take(given: AdaptiveNorm, holder: Holder) -> None:
 
 
 def _other(given: object, parameters: Set[int], holder: Holder | None) -> Holder | None:
-    found = _holders[given]() if isinstance(given, AdaptiveNorm | Monitor) and given in _holders else None
+    found = _holders[given]() if isinstance(given, AdaptiveThreshold | Monitor) and given in _holders else None
     if found is None or found is holder or not found.follows(given):
         return None
     return None if parameters & found.own() else found
@@ -85,9 +85,9 @@ class StepPart(NamedTuple):
     skip_above: float
 
     @classmethod
-    def of(cls, norm: Any, max_norm: Threshold | AdaptiveNorm, threshold: Scalar) -> "StepPart":
+    def of(cls, norm: Any, max_norm: Threshold | AdaptiveThreshold, threshold: Scalar) -> "StepPart":
         """Return what a call with `max_norm` has clipped, to the threshold that it had at this call."""
-        skip_above = max_norm.skip_above if isinstance(max_norm, AdaptiveNorm) else math.inf
+        skip_above = max_norm.skip_above if isinstance(max_norm, AdaptiveThreshold) else math.inf
         return cls(norm, threshold if isinstance(threshold, torch.Tensor) else float(threshold), skip_above)
 
     def shown(self, *, blanks: bool) -> tuple[Any, Any]:
@@ -148,10 +148,10 @@ class PartsWatched:
         if self._monitor is not None:
             self._monitor.missed(each)
 
-    def record(self, norm: Scalar, max_norm: Threshold | AdaptiveNorm, *, nonfinite: Policy) -> None:
+    def record(self, norm: Scalar, max_norm: Threshold | AdaptiveThreshold, *, nonfinite: Policy) -> None:
         """Take in what a call has clipped."""
         if self._common:
-            threshold = max_norm.threshold if isinstance(max_norm, AdaptiveNorm) else max_norm
+            threshold = max_norm.threshold if isinstance(max_norm, AdaptiveThreshold) else max_norm
             self.parts.append(StepPart.of(norm, max_norm, threshold))
         if self._monitor is not None:
             self._monitor.record(norm, max_norm, nonfinite=nonfinite)
@@ -185,15 +185,15 @@ class StepClipping:
         norm: the norm of the unscaled gradients before clipping, at the last step; None before the first step.
         threshold: the threshold of the last step: a number, or on an accelerator a scalar tensor; None before the
             first. Thresholds that parameter groups have of their own are not shown here.
-        max_norm: the threshold, or the `AdaptiveNorm` that sets it. You may assign a new one; it applies from the next
-            step on.
+        max_norm: the threshold, or the `AdaptiveThreshold` that sets it. You may assign a new one; it applies from the
+            next step on.
         steps: the number of steps that this object has clipped or left as they are. Steps that got no gradients do not
             count.
 
     """
 
     def __init__(
-        self, optimizer: Optimizer, max_norm: Threshold | AdaptiveNorm, request: Request, monitor: Monitor | None
+        self, optimizer: Optimizer, max_norm: Threshold | AdaptiveThreshold, request: Request, monitor: Monitor | None
     ) -> None:
         self._hooks: list[Any] = []
         self._optimizer, self._monitor = optimizer, monitor
@@ -223,18 +223,20 @@ class StepClipping:
         self._scaled = ScaledSteps(optimizer, self._unscale, self._skip) if several else None
 
     @property
-    def max_norm(self) -> float | AdaptiveNorm:
-        """The threshold, or the `AdaptiveNorm` that sets it."""
+    def max_norm(self) -> float | AdaptiveThreshold:
+        """The threshold, or the `AdaptiveThreshold` that sets it."""
         return self._max_norm
 
     @max_norm.setter
-    def max_norm(self, value: Threshold | AdaptiveNorm) -> None:
+    def max_norm(self, value: Threshold | AdaptiveThreshold) -> None:
         check_free(value, self.own(), self)
-        self._max_norm: float | AdaptiveNorm = value if isinstance(value, AdaptiveNorm) else self._checked(value)
+        self._max_norm: float | AdaptiveThreshold = (
+            value if isinstance(value, AdaptiveThreshold) else self._checked(value)
+        )
         claim(value, self)
 
     def follows(self, given: object) -> bool:
-        """Return whether it clips, and records the norms in what is given, an `AdaptiveNorm` or a `Monitor`."""
+        """Return whether it clips, and records the norms in what is given, an `AdaptiveThreshold` or a `Monitor`."""
         kept = (self._max_norm, self._monitor, *map(_adaptive, self._optimizer.param_groups))
         return bool(self._hooks) and any(given is one for one in kept)
 
@@ -312,7 +314,7 @@ class StepClipping:
             self._others.end()
 
     def _take_thresholds(self, groups: list[dict[str, Any]]) -> None:
-        """Claim each `AdaptiveNorm` of parameter groups, which may be new."""
+        """Claim each `AdaptiveThreshold` of parameter groups, which may be new."""
         with telling(groups, self._request.process_group, self._request.mesh, each=True):
             for one in filter(None, map(_adaptive, groups)):
                 take(one, self)
@@ -347,12 +349,12 @@ class StepClipping:
     # Saving and loading
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as Python numbers: that of each `AdaptiveNorm`; empty for fixed thresholds.
+        """Return the state as Python numbers: that of each `AdaptiveThreshold`; empty for fixed thresholds.
 
         The optimizer's own `state_dict` has it under "gradclip", and its `load_state_dict` loads it from there.
         """
         state: dict[str, Any] = {}
-        if isinstance(self._max_norm, AdaptiveNorm):
+        if isinstance(self._max_norm, AdaptiveThreshold):
             state["max_norm"] = self._max_norm.state_dict()
         own = [_adaptive(group) for group in self._optimizer.param_groups]
         if any(own):
@@ -360,19 +362,19 @@ class StepClipping:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state. Thresholds of an `AdaptiveNorm` are equal to those of an uninterrupted run.
+        """Continue from a state. Thresholds of an `AdaptiveThreshold` are equal to those of an uninterrupted run.
 
-        A fixed threshold stays as it is, whatever the state holds. Raises ValueError as `AdaptiveNorm` does.
+        A fixed threshold stays as it is, whatever the state holds. Raises ValueError as `AdaptiveThreshold` does.
         """
         for one, saved in self._saved(state):
             copy.copy(one).load_state_dict(saved)  # an error must change none of them
         for one, saved in self._saved(state):
             one.load_state_dict(saved)
 
-    def _saved(self, state: Mapping[str, Any]) -> list[tuple[AdaptiveNorm, Any]]:
-        """Return each `AdaptiveNorm` that has a state, with that state."""
+    def _saved(self, state: Mapping[str, Any]) -> list[tuple[AdaptiveThreshold, Any]]:
+        """Return each `AdaptiveThreshold` that has a state, with that state."""
         own = [_adaptive(group) for group in self._optimizer.param_groups]
-        common = self._max_norm if isinstance(self._max_norm, AdaptiveNorm) else None
+        common = self._max_norm if isinstance(self._max_norm, AdaptiveThreshold) else None
         each = [(common, state.get("max_norm")), *zip(own, state.get("groups", ()), strict=False)]
         return [(one, saved) for one, saved in each if one is not None and saved is not None]
 
@@ -393,7 +395,7 @@ class StepClipping:
     def _load(self, optimizer: Optimizer) -> None:
         """Load the state, and give groups their thresholds back: PyTorch replaces all keys by those of the file."""
         for group, own in zip(optimizer.param_groups, self._own, strict=True):
-            if isinstance(own, AdaptiveNorm) or isinstance(group.get("max_norm", FOLLOWS), str):
+            if isinstance(own, AdaptiveThreshold) or isinstance(group.get("max_norm", FOLLOWS), str):
                 group["max_norm"] = own
             if group["max_norm"] is _ABSENT:
                 del group["max_norm"]
@@ -402,6 +404,6 @@ class StepClipping:
             self.load_state_dict(state)
 
 
-def _adaptive(group: Mapping[str, Any]) -> AdaptiveNorm | None:
+def _adaptive(group: Mapping[str, Any]) -> AdaptiveThreshold | None:
     found = group.get("max_norm")
-    return found if isinstance(found, AdaptiveNorm) else None
+    return found if isinstance(found, AdaptiveThreshold) else None

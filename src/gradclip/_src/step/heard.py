@@ -28,7 +28,7 @@ from gradclip._src.inplace.gradients import chosen
 from gradclip._src.passed.leaves import Choice
 from gradclip._src.passed.parameters import ParameterList, have_thresholds, reusable
 from gradclip._src.step.wrapped import unwrapped
-from gradclip._src.thresholds.holder import AdaptiveNorm
+from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip.typing import Parameters
 
 _BY_GLOBAL_NORM = ("clip_grad_norm_", "clip_grads_with_norm_")
@@ -87,7 +87,7 @@ class Watcher(Protocol):
 
 def threshold_of(call: ClipCall) -> float:
     """Return the threshold of a call; NaN if it is not one number."""
-    max_norm: Any = call.max_norm.threshold if isinstance(call.max_norm, AdaptiveNorm) else call.max_norm
+    max_norm: Any = call.max_norm.threshold if isinstance(call.max_norm, AdaptiveThreshold) else call.max_norm
     try:
         return float(max_norm)
     except (TypeError, ValueError, RuntimeError):  # the last for a tensor without values

@@ -48,7 +48,7 @@ from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.inplace.gradients import Gradients, entered
 from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.passed.parameters import ParameterList, have_thresholds
-from gradclip._src.thresholds.holder import AdaptiveNorm
+from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip.typing import Meshes, ProcessGroups, Scalar, Threshold
 
 _DEPTH = 16  # of frames from a hook to who calls the step
@@ -227,7 +227,7 @@ class MeasuredStep:
     """The data for one step: norm before clipping, threshold, divisor, and a tensor that is 1.0 to skip the step.
 
     A divisor of None is known to be 1: given a divisor, the kernels would write every gradient. `shown` is what an
-    `AdaptiveNorm` observes with the norm, `each` has the norms of the unscaled gradients one by one. Under a
+    `AdaptiveThreshold` observes with the norm, `each` has the norms of the unscaled gradients one by one. Under a
     GradScaler, `overflow` is 1.0 if gradients are not finite, on any process.
     """
 
@@ -255,12 +255,12 @@ class Request:
         return self.process_group is None and self.mesh is None
 
     def ask(
-        self, processes: Processes, max_norm: float | AdaptiveNorm, scale: torch.Tensor | None = None
+        self, processes: Processes, max_norm: float | AdaptiveThreshold, scale: torch.Tensor | None = None
     ) -> tuple[Scalar, float]:
         """Record the arguments of a step for all processes. Return its threshold, and from which multiple it skips."""
         threshold: Scalar = max_norm
         skip_above = math.inf
-        if isinstance(max_norm, AdaptiveNorm):
+        if isinstance(max_norm, AdaptiveThreshold):
             threshold, skip_above = max_norm.for_order(self.order), max_norm.skip_above
         processes.ask(self.order, self.nonfinite, threshold, skip_above=skip_above, scale=scale)
         return threshold, skip_above
@@ -269,7 +269,7 @@ class Request:
     def measured(
         self,
         optimizer: Optimizer,
-        max_norm: float | AdaptiveNorm,
+        max_norm: float | AdaptiveThreshold,
         grad_scale: torch.Tensor | None = None,
         found_inf: torch.Tensor | None = None,
         each: EachNorm | None = None,
@@ -281,7 +281,7 @@ class Request:
             given = backend.scalar(1.0 if grad_scale is None else grad_scale, arrays)
             if each is not None and processes is ONE_PROCESS:
                 _measure_each(each, backend, arrays, self.order, gradients, given)
-            if isinstance(max_norm, AdaptiveNorm):
+            if isinstance(max_norm, AdaptiveThreshold):
                 limit = within_range(backend, backend.scalar(limit, arrays))
             # With GradScaler, a step for which its scale was too large is skipped. It is no error.
             policy = self.nonfinite if self.nonfinite.raises and found_inf is None else PROPAGATE
@@ -299,7 +299,7 @@ class Request:
             norm = _left(backend, made.norm.product() / given, gradients, holders.norm_dtype(arrays))
             flags = [finite == 0] if self.nonfinite.blanks or found_inf is not None else []
             shown = None
-            if isinstance(max_norm, AdaptiveNorm):
+            if isinstance(max_norm, AdaptiveThreshold):
                 shown = max_norm.shown(norm, limit, seen(backend, made.norm, asked.max_norm, skip_above))
                 flags += [shown.spike] if skip_above < math.inf else []
             as_it_is = grad_scale is None and backend.concrete and by == 1.0
@@ -315,7 +315,7 @@ class Request:
             )
 
     def _entered(
-        self, optimizer: Optimizer, max_norm: float | AdaptiveNorm, grad_scale: torch.Tensor | None
+        self, optimizer: Optimizer, max_norm: float | AdaptiveThreshold, grad_scale: torch.Tensor | None
     ) -> tuple[Processes, tuple[Scalar, float], tuple[Gradients, Backend, Arrays]]:
         """Return the processes, what `ask` returns, and the gradients, their backend and its arrays."""
         with telling(optimizer.param_groups, self.process_group, self.mesh):
@@ -350,9 +350,9 @@ def _measure_each(
         each.norms = each.norms / given
 
 
-def checked(max_norm: Threshold | AdaptiveNorm) -> float | AdaptiveNorm:
+def checked(max_norm: Threshold | AdaptiveThreshold) -> float | AdaptiveThreshold:
     """Return a threshold as a number, or unchanged if it follows. Raises ValueError if the proof does not cover it."""
-    if isinstance(max_norm, AdaptiveNorm):
+    if isinstance(max_norm, AdaptiveThreshold):
         return max_norm
     number = float(check_threshold(max_norm))
     if number in (0.0, math.inf) or SMALLEST <= number <= LARGEST:

@@ -1,4 +1,4 @@
-"""`SpreadThreshold` and `SteadyThreshold`: thresholds below the usual norm. `AdaptiveNorm` uses the first."""
+"""`SpreadRule` and `SteadyRule`: thresholds below the usual norm. `AdaptiveThreshold` uses the first."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 
 from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.thresholds.history import AnyHistory, SteadyHistory, namespace_of, of_one_norm
-from gradclip._src.thresholds.quantile import QuantileThreshold, fraction_of, recovery_steps
+from gradclip._src.thresholds.quantile import QuantileRule, fraction_of, recovery_steps
 from gradclip.typing import HasDtype, Scalar
 
 _LEAST = 0.25
 
 
 @dataclass(frozen=True)
-class SpreadThreshold(QuantileThreshold):
+class SpreadRule(QuantileRule):
     """A threshold that follows the norms, lower where they vary: factor * m * r**2, limited to [lower, upper].
 
     Here m is the median of the last `window` norms, and r = max(q / m, 1/4), where q is their `quantile`. r is 1 if the
@@ -23,31 +23,31 @@ class SpreadThreshold(QuantileThreshold):
     clipped, and training is as if all steps had about the same length: shorter where the norms vary much, because the
     usual step is too long. The threshold is between factor * m / 16 and factor * m.
 
-    `gradclip.QuantileThreshold` limits spikes only. It suits runs that train well without clipping, at the learning
-    rate that was found without it. With SGD, a `SpreadThreshold` may need a higher rate.
+    `gradclip.QuantileRule` limits spikes only. It suits runs that train well without clipping, at the learning
+    rate that was found without it. With SGD, a `SpreadRule` may need a higher rate.
 
     Attributes:
         factor: what the median is multiplied by, from 2**-64 to 2**64.
         quantile: the low quantile q, from 0 to 0.5.
         window: the number of norms kept, 1 to 32,768. The threshold follows a rise only after most of these steps.
-        initial, lower, upper: as in `gradclip.QuantileThreshold`.
+        initial, lower, upper: as in `gradclip.QuantileRule`.
 
     **It always recovers.** Let K = `recovery_steps`, which is 231 for the defaults. After any history, once K finite
     positive norms in [a, b] have been observed, the threshold is in [factor * a * max(a / b, 1/4)**2, factor * b], up
     to rounding, limited to [lower, upper].
 
-    Proof. Each of q and m is a quantile of the window. By the proof of `gradclip.QuantileThreshold`, after K norms both
+    Proof. Each of q and m is a quantile of the window. By the proof of `gradclip.QuantileRule`, after K norms both
     are in [a, b], because K is the larger of their two numbers. As quantile is at most 0.5, q is at most m. So r is at
     most 1 and at least max(a / b, 1/4), and m * r**2 is at least a * max(a / b, 1/4)**2 and at most b.
 
-    Norms and thresholds are rounded as in `gradclip.QuantileThreshold`; equal norms give the same threshold in every
+    Norms and thresholds are rounded as in `gradclip.QuantileRule`; equal norms give the same threshold in every
     framework. A norm is kept if it and the thresholds from factor / 16 to factor times it are within the range there.
     The rule and its defaults are gradclip's own: `benchmarks/training.py` compares them with other rules.
 
     Raises:
         TypeError: a field that is not a number. ValueError: a field out of range, or `lower` above `upper`.
 
-    >>> rule = SpreadThreshold()
+    >>> rule = SpreadRule()
     >>> history = rule.init()
     >>> for norm in (4.0, 4.0, 4.0):
     ...     history = rule.observe(history, norm)
@@ -81,7 +81,7 @@ class SpreadThreshold(QuantileThreshold):
     def recovery_steps(self) -> int:
         """K: after this many finite positive norms at one level, the threshold has reached it, whatever came before.
 
-        >>> SpreadThreshold().recovery_steps
+        >>> SpreadRule().recovery_steps
         231
         """
         return max(recovery_steps(fraction, self.window) for fraction in (self._fraction, self._middle))
@@ -95,18 +95,18 @@ class SpreadThreshold(QuantileThreshold):
         return middle * factor * share * share
 
 
-def rule_given(rule: QuantileThreshold | None, *, skips: bool) -> QuantileThreshold:
-    """Return the given rule, or the default: a `SpreadThreshold`, or a `QuantileThreshold` if steps are skipped.
+def rule_given(rule: QuantileRule | None, *, skips: bool) -> QuantileRule:
+    """Return the given rule, or the default: a `SpreadRule`, or a `QuantileRule` if steps are skipped.
 
     Raises ValueError for a rule that may be far below the usual norm if steps are skipped, TypeError for no rule.
     """
     if rule is None:
-        return QuantileThreshold() if skips else SpreadThreshold()
-    given = QuantileThreshold.given(rule)
+        return QuantileRule() if skips else SpreadRule()
+    given = QuantileRule.given(rule)
     if skips and given.below_usual:
         raise ValueError(
             f"skip_above needs a threshold above the usual norm, but a {type(given).__name__} may be far below it. "
-            "Pass rule=gradclip.QuantileThreshold(), or leave rule out."
+            "Pass rule=gradclip.QuantileRule(), or leave rule out."
         )
     return given
 
@@ -115,7 +115,7 @@ _DOWN, _UP = 8.0, 4.0
 
 
 @dataclass(frozen=True)
-class SteadyThreshold(QuantileThreshold):
+class SteadyRule(QuantileRule):
     """A threshold far below the norms that stays the same: factor * the first norm, moved only if it no longer fits.
 
     Let m be the `quantile` of the last `window` norms, by default their median. The threshold stays, to the last bit,
@@ -125,29 +125,29 @@ class SteadyThreshold(QuantileThreshold):
     It is for Adam and other optimizers that divide by the size of earlier gradients. They do not care how long all
     steps are, but a step that is longer than the others makes them slow for as long as they remember it. `initial` is
     small for the same reason: otherwise the first step would be longer than all others. With SGD, the threshold is part
-    of the learning rate, so there use a `gradclip.SpreadThreshold`.
+    of the learning rate, so there use a `gradclip.SpreadRule`.
 
     Attributes:
         factor: what the first norm is multiplied by, from 2**-64 to 2**64.
-        quantile, window, lower, upper: as in `gradclip.QuantileThreshold`.
+        quantile, window, lower, upper: as in `gradclip.QuantileRule`.
         initial: the threshold of the first step, in the units of the gradients. Above the first norm, it clips nothing.
 
     **It always recovers.** Let K = `recovery_steps`, which is 65 for the defaults. After any history, once K finite
     positive norms in [a, b] have been observed, the threshold is in [factor / 8 * a, 4 * factor * b], up to rounding,
     limited to [lower, upper]. NaN, infinities and zeros in between do not matter, and K - 1 norms are not enough.
 
-    Proof. By the proof of `gradclip.QuantileThreshold`, m is in [a, b] after K norms. Each observation moves the
+    Proof. By the proof of `gradclip.QuantileRule`, m is in [a, b] after K norms. Each observation moves the
     threshold into [factor / 8 * m, 4 * factor * m], wherever it was. The first norm decides only where in that range.
     K - 1 norms may leave m outside [a, b] by any factor, as shown there, and the threshold follows.
 
-    Norms and thresholds are rounded as in `gradclip.QuantileThreshold`; equal norms give the same threshold in every
+    Norms and thresholds are rounded as in `gradclip.QuantileRule`; equal norms give the same threshold in every
     framework. A norm is kept if it and the thresholds from factor / 8 to 4 * factor times it are within the range
     there. The rule and its defaults are gradclip's own: `benchmarks/training.py` compares them with other rules.
 
     Raises:
         TypeError: a field that is not a number. ValueError: a field out of range, or `lower` above `upper`.
 
-    >>> rule = SteadyThreshold()
+    >>> rule = SteadyRule()
     >>> history = rule.init()
     >>> for norm in (8.0, 5.0, 4.0, 30.0, 3.0):
     ...     history = rule.observe(history, norm)
@@ -169,13 +169,13 @@ class SteadyThreshold(QuantileThreshold):
     initial: float = 0.01
 
     def init(self, like: HasDtype | None = None, shape: tuple[int, ...] = ()) -> SteadyHistory:
-        """Return an empty history, as `gradclip.QuantileThreshold.init` does."""
+        """Return an empty history, as `gradclip.QuantileRule.init` does."""
         norms, count = super().init(like, shape)[:2]
         return SteadyHistory(norms, count, namespace_of(norms).full_like(norms[..., 0], 0.0))
 
     @with_subnormals
     def max_norm(self, history: SteadyHistory) -> Scalar:  # type: ignore[override]
-        """Return the threshold for the next step, as `gradclip.QuantileThreshold.max_norm` does."""
+        """Return the threshold for the next step, as `gradclip.QuantileRule.max_norm` does."""
         norms, count = self._own(history)
         held = history[2]
         if of_one_norm(norms):
@@ -184,7 +184,7 @@ class SteadyThreshold(QuantileThreshold):
 
     @with_subnormals
     def observe(self, history: SteadyHistory, norm: Scalar | Sequence[Scalar]) -> SteadyHistory:  # type: ignore[override]
-        """Add a norm before clipping, as `gradclip.QuantileThreshold.observe` does, and move the threshold if need be.
+        """Add a norm before clipping, as `gradclip.QuantileRule.observe` does, and move the threshold if need be.
 
         Args:
             history: the history from `init` or an earlier call.

@@ -1,4 +1,4 @@
-"""`AdaptiveNorm`: an adaptive threshold for loops that clip in place. It holds a rule and its history."""
+"""`AdaptiveThreshold`: an adaptive threshold for loops that clip in place. It holds a rule and its history."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from gradclip._src.core.formats import dtype_name
 from gradclip._src.core.nonfinite import Nonfinite
 from gradclip._src.core.norms import Order
 from gradclip._src.core.rules import Seen
-from gradclip._src.thresholds.below_usual import SteadyThreshold, rule_given
+from gradclip._src.thresholds.below_usual import SteadyRule, rule_given
 from gradclip._src.thresholds.history import AnyHistory, SteadyHistory, check_between
-from gradclip._src.thresholds.quantile import QuantileThreshold
+from gradclip._src.thresholds.quantile import QuantileRule
 from gradclip._src.words import shown, with_advice
 from gradclip.typing import Scalar, Threshold
 
 _KEYS = ("ord", "dtype", "norms", "steps", "clipped", "skipped", "norm", "threshold")
 
 
-class AdaptiveNorm:
+class AdaptiveThreshold:
     """A threshold that follows the norms. Pass it as `max_norm` of `gradclip.clip_grad_norm_` at every step.
 
     Each call clips to a threshold computed from the earlier steps, then observes its own norm before clipping. A call
     that raises observes nothing, unless it has clipped: the callback of a monitor may raise after that.
-    `gradclip.SpreadThreshold`, `gradclip.SteadyThreshold` and `gradclip.QuantileThreshold` have the formulas, and the
+    `gradclip.SpreadRule`, `gradclip.SteadyRule` and `gradclip.QuantileRule` have the formulas, and the
     proofs that the threshold recovers after any history.
 
     Args:
-        rule: a `gradclip.SpreadThreshold`, the default, which also tames steps that are usually too long; a
-            `gradclip.SteadyThreshold`, for Adam; or a `gradclip.QuantileThreshold`, which limits spikes only and is the
+        rule: a `gradclip.SpreadRule`, the default, which also tames steps that are usually too long; a
+            `gradclip.SteadyRule`, for Adam; or a `gradclip.QuantileRule`, which limits spikes only and is the
             default with `skip_above`.
         skip_above: skip a step if its norm is more than `skip_above` times the threshold: its gradients become zeros.
-            At least 1; `inf` skips none. It needs a `gradclip.QuantileThreshold`. The norm of a skipped step is still
+            At least 1; `inf` skips none. It needs a `gradclip.QuantileRule`. The norm of a skipped step is still
             observed, so a level that lasts is accepted. With `gradclip.integrations.torch.fold_into`, optimizers with
             `fused=True` really skip the step: their moments and step count do not change.
 
@@ -45,8 +45,8 @@ class AdaptiveNorm:
         norm: the norm before clipping at the last step, as the call returned it; None before the first step.
         threshold: the threshold of the last step, a number, or on an accelerator a scalar array; None before the first.
 
-    If several processes hold parts of the gradients, make one `AdaptiveNorm` in each. They see equal norms, so their
-    thresholds are equal to the last bit. On an accelerator, nothing waits for the device until you read a value.
+    If several processes hold parts of the gradients, make one `AdaptiveThreshold` in each. They see equal norms, so
+    their thresholds are equal to the last bit. On an accelerator, nothing waits for the device until you read a value.
 
     Raises:
         TypeError: a `rule` of a different type, or a `skip_above` that is not a number.
@@ -54,7 +54,7 @@ class AdaptiveNorm:
 
     >>> import gradclip
     >>> import numpy as np
-    >>> max_norm = AdaptiveNorm()
+    >>> max_norm = AdaptiveThreshold()
     >>> for gradient in ([3.0, 4.0], [30.0, 40.0]):
     ...     update = {"w": np.array(gradient)}
     ...     norm = gradclip.clip_grad_norm_(update, max_norm)
@@ -68,7 +68,7 @@ class AdaptiveNorm:
 
     elsewhere = (
         "In an optax chain, use gradclip.integrations.optax.adaptive_clip_by_global_norm(). Elsewhere, use a rule. "
-        "Before the first step: rule = gradclip.SpreadThreshold(), history = rule.init(like), where `like` is any "
+        "Before the first step: rule = gradclip.SpreadRule(), history = rule.init(like), where `like` is any "
         "array with the framework and device of the gradients. At every step:\n"
         "    clipped, norm = gradclip.clip_by_global_norm(tree, rule.max_norm(history))\n"
         "    history = rule.observe(history, norm)"
@@ -76,7 +76,7 @@ class AdaptiveNorm:
     instead_of_threshold = f"Pass it to gradclip.clip_grad_norm_ or gradclip.integrations.torch.fold_into. {elsewhere}"
 
     @with_advice
-    def __init__(self, rule: QuantileThreshold | None = None, *, skip_above: float = math.inf) -> None:
+    def __init__(self, rule: QuantileRule | None = None, *, skip_above: float = math.inf) -> None:
         self.skip_above = check_between("skip_above", skip_above, 1.0, math.inf)
         self.rule = rule_given(rule, skips=self.skip_above < math.inf)
         self.norm: Scalar | None = None
@@ -87,7 +87,7 @@ class AdaptiveNorm:
 
     def __repr__(self) -> str:
         skips = "" if math.isinf(self.skip_above) else f", skip_above={self.skip_above!r}"
-        return f"AdaptiveNorm({self.rule!r}{skips})"
+        return f"AdaptiveThreshold({self.rule!r}{skips})"
 
     @property
     def max_norm(self) -> Scalar:
@@ -145,8 +145,8 @@ class AdaptiveNorm:
         """Raise ValueError if earlier steps had norms of a different order."""
         if self._order not in (None, order):
             raise ValueError(
-                f"this AdaptiveNorm has observed norms of ord={self._order.p}, got ord={order.p}. Make one for each "
-                "order."
+                f"this AdaptiveThreshold has observed norms of ord={self._order.p}, got ord={order.p}. Make one for "
+                "each order."
             )
 
     def observe(self, norm: Scalar, threshold: Scalar, order: Order, nonfinite: Nonfinite, shown: Seen) -> None:
@@ -212,24 +212,24 @@ class AdaptiveNorm:
         """Continue from a state. The thresholds equal those of an uninterrupted run, to the last bit.
 
         If the state has a longer window, its newest norms are kept. Raises ValueError if the state's norms have a
-        different order than those observed here, or if it is not a state of an `AdaptiveNorm`.
+        different order than those observed here, or if it is not a state of an `AdaptiveThreshold`.
         """
         if {*state, "held"} != {*_KEYS, "held"}:
             raise ValueError(
-                f"an AdaptiveNorm's state has {', '.join(_KEYS)}; got {', '.join(map(str, state)) or 'nothing'}. Pass "
-                "the result of its state_dict()."
+                f"an AdaptiveThreshold's state has {', '.join(_KEYS)}; got {', '.join(map(str, state)) or 'nothing'}. "
+                "Pass the result of its state_dict()."
             )
         _check_numbers(state)
         order = None if state["ord"] is None else Order(float(state["ord"]))  # PyTorch also has orders below 1
         if None not in (order, self._order) and order != self._order:
             raise ValueError(
-                f"the state holds norms of ord={state['ord']}, but this AdaptiveNorm has observed norms of "
+                f"the state holds norms of ord={state['ord']}, but this AdaptiveThreshold has observed norms of "
                 f"ord={self._order.p}. Load it into a new one, and clip with that ord."  # type: ignore[union-attr]
             )
         history = self.rule.init(np.zeros((), state["dtype"]))
         for norm in reversed(state["norms"][: self.rule.window]):
             history = self.rule.observe(history, norm)
-        if isinstance(self.rule, SteadyThreshold) and "held" in state:
+        if isinstance(self.rule, SteadyRule) and "held" in state:
             history = self.rule.holding(history, float(state["held"]))
         counts = {name: int(state[name]) for name in self._counts}
         self._order, self._history, self._counts = order or self._order, history, counts
@@ -265,8 +265,8 @@ def _on_device(norm: Scalar) -> bool:
 def _check_untraced(norm: Scalar) -> None:
     if framework_of(norm).is_traced(norm):  # type: ignore[union-attr]
         raise TypeError(
-            "the norm is traced: it has no value yet for an AdaptiveNorm to keep. Call it outside jit. "
-            + AdaptiveNorm.elsewhere
+            "the norm is traced: it has no value yet for an AdaptiveThreshold to keep. Call it outside jit. "
+            + AdaptiveThreshold.elsewhere
         )
 
 

@@ -1,7 +1,7 @@
-"""`QuantileThreshold`: a threshold that is a multiple of a quantile of the last norms.
+"""`QuantileRule`: a threshold that is a multiple of a quantile of the last norms.
 
-It is functional: the rule is a frozen value, and the history is a tuple of two arrays. `AdaptiveNorm` holds both, for
-loops that clip in place.
+It is functional: the rule is a frozen value, and the history is a tuple of two arrays. `AdaptiveThreshold` holds both,
+for loops that clip in place.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gradclip.typing import HasDtype, Scalar
 
 
 @dataclass(frozen=True)
-class QuantileThreshold:
+class QuantileRule:
     """A threshold that follows the norms: factor * (quantile of the last `window` norms), limited to [lower, upper].
 
     With c norms in the history, the quantile is the k-th smallest norm, k = max(1, ceil(quantile * c)). Only finite
@@ -74,7 +74,7 @@ class QuantileThreshold:
     Raises:
         TypeError: a field that is not a number. ValueError: a field out of range, or `lower` above `upper`.
 
-    >>> rule = QuantileThreshold(factor=2.0, window=4)
+    >>> rule = QuantileRule(factor=2.0, window=4)
     >>> history = rule.init()
     >>> for norm in (3.0, math.nan, 5.0, 0.0, 4.0):
     ...     history = rule.observe(history, norm)
@@ -84,7 +84,7 @@ class QuantileThreshold:
     """
 
     instead_of_threshold: ClassVar[str] = (
-        "It is a rule: pass rule.max_norm(history), or a gradclip.AdaptiveNorm(rule) to gradclip.clip_grad_norm_."
+        "It is a rule: pass rule.max_norm(history), or a gradclip.AdaptiveThreshold(rule) to gradclip.clip_grad_norm_."
     )
 
     least_share: ClassVar[float] = 1.0
@@ -128,12 +128,12 @@ class QuantileThreshold:
             raise ValueError(f"lower must not be above upper, got lower={self.lower!r} and upper={self.upper!r}.")
 
     @classmethod
-    def given(cls, rule: object) -> QuantileThreshold:
+    def given(cls, rule: object) -> QuantileRule:
         """Return the given rule, or the defaults for None. Raises TypeError for anything else."""
         if rule is None or isinstance(rule, cls):
             return rule or cls()
         raise TypeError(
-            f"rule must be a gradclip.QuantileThreshold, or None for the defaults, got {typed(rule)}. A fixed "
+            f"rule must be a gradclip.QuantileRule, or None for the defaults, got {typed(rule)}. A fixed "
             "threshold needs no rule: pass the number as max_norm when you clip."
         )
 
@@ -141,7 +141,7 @@ class QuantileThreshold:
     def recovery_steps(self) -> int:
         """K: after this many finite positive norms at one level, the threshold has reached it, whatever came before.
 
-        >>> QuantileThreshold().recovery_steps
+        >>> QuantileRule().recovery_steps
         65
         """
         return recovery_steps(self._fraction, self.window)
@@ -284,7 +284,7 @@ def _ordered(norms: Array, count: Array) -> Array:
     return xp.where(count[..., None] > 0, xp.sort(norms, axis=-1), 1.0)
 
 
-def _smallest(ordered: Array, count: Array, fraction: tuple[int, int]) -> Any:
+def _smallest(ordered: Array, count: Any, fraction: tuple[int, int]) -> Any:
     """Return the quantile of each row of ordered norms."""
     xp, (numerator, denominator) = namespace_of(ordered), fraction
     # The place k of the smallest, counted from 0: ceil(count * fraction) - 1.

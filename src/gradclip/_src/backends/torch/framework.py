@@ -67,12 +67,12 @@ def _only_wraps(kind: type) -> bool:
 _IS_CPU, _REQUIRES_GRAD = attrgetter("is_cpu"), attrgetter("requires_grad")
 _DEEPSPEED = (
     "DeepSpeed holds this gradient. Call gradclip.integrations.deepspeed.follow(engine, max_norm) once before "
-    "training: its engine then clips at step() to max_norm, a number or a gradclip.AdaptiveNorm"
+    "training: its engine then clips at step() to max_norm, a number or a gradclip.AdaptiveThreshold"
 )
 _MEGATRON = (
     "it lies in .main_grad, as in Megatron. Call gradclip.integrations.megatron.follow(optimizer, max_norm) once "
-    "before training: its optimizer then clips at step() to max_norm, a number or a gradclip.AdaptiveNorm. If you step "
-    "yourself, pass [types.SimpleNamespace(grad=p.main_grad) for p in parameters]"
+    "before training: its optimizer then clips at step() to max_norm, a number or a gradclip.AdaptiveThreshold. If you "
+    "step yourself, pass [types.SimpleNamespace(grad=p.main_grad) for p in parameters]"
 )
 _ENGINES = {"ds_id": _DEEPSPEED, "_hp_mapping": _DEEPSPEED, "main_grad": _MEGATRON}
 """Training engines that hold gradients in buffers of their own, by the attributes that they give to parameters.
