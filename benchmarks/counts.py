@@ -107,7 +107,7 @@ CALLS = {
     "clip_grad_norm_": in_place(),
     "clip_grad_norm_, ord=1": in_place(1),
     "clip_grad_norm_, ord=inf": in_place("inf"),
-    "clip_grad_norm_, skip": in_place(nonfinite="skip"),
+    "clip_grad_norm_, drop": in_place(nonfinite="drop"),
     "clip_grad_norm_, zero": in_place(nonfinite="zero"),
     "clip_grad_norm_, a tensor for max_norm": lambda grads: gradclip.clip_grad_norm_(held(grads), one_on(grads)),
     "clip_grads_with_norm_": lambda grads: clip_grads_with_norm_(held(grads), 1.0, one_on(grads)),

@@ -64,7 +64,7 @@ def torchs_layers(params, max_norm):
 
 CALLS = {
     "clip_grad_norm_": (gradclip.clip_grad_norm_, torchs),
-    "clip_grad_norm_, skip": (partial(gradclip.clip_grad_norm_, nonfinite="skip"), torchs),
+    "clip_grad_norm_, drop": (partial(gradclip.clip_grad_norm_, nonfinite="drop"), torchs),
     "clip_grad_norm_, zero": (partial(gradclip.clip_grad_norm_, nonfinite="zero"), torchs),
     "clip_grad_norm_, four groups": (lambda p, c: gradclip.clip_grad_norm_(groups(p, c), c), torchs_groups),
     "clip_grad_layer_norm_": (gradclip.clip_grad_layer_norm_, torchs_layers),

@@ -143,7 +143,7 @@ CALLS = {
     "clip_grad_norm_": (in_place, TORCHS, BOTH),
     "clip_grad_layer_norm_": (by_layer, f"{TORCHS} of each parameter", BOTH),
     "clip_grad_norm_, four groups": (by_group, f"{TORCHS} of each group", BOTH),
-    "clip_grad_norm_, skip": (partial(in_place, nonfinite="skip"), f"{TORCHS}, which skips nothing", BOTH),
+    "clip_grad_norm_, drop": (partial(in_place, nonfinite="drop"), f"{TORCHS}, which drops nothing", BOTH),
     "clip_grad_norm_, zero": (
         partial(in_place, peer=zeros_first, nonfinite="zero"),
         f"torch.nan_to_num_ of each gradient, {TORCHS}",

@@ -27,7 +27,7 @@ class Fixed:
 
 
 class Ours:
-    """gradclip.QuantileRule with its defaults and nonfinite="skip"."""
+    """gradclip.QuantileRule with its defaults and nonfinite="drop"."""
 
     name = "QuantileRule"
 
@@ -42,7 +42,7 @@ class Ours:
 
 
 class OursBySpread(Ours):
-    """gradclip.SpreadRule, the default of gradclip.AdaptiveThreshold, and nonfinite="skip"."""
+    """gradclip.SpreadRule, the default of gradclip.AdaptiveThreshold, and nonfinite="drop"."""
 
     name = "SpreadRule"
 

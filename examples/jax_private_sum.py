@@ -21,7 +21,7 @@ def loss_of(params, features, label):
 def clipped_sum(params, features, labels, mask):
     # One gradient per example. Axis 0 of every leaf is the batch.
     grads = jax.vmap(jax.grad(loss_of), in_axes=(None, 0, 0))(params, features, labels)
-    # Masked rows add exactly zero. So does an example with NaN, because the default is nonfinite="skip".
+    # Masked rows add exactly zero. So does an example with NaN, because the default is nonfinite="drop".
     return gradclip.per_example_clip(grads, MAX_NORM, mask=mask)
 
 

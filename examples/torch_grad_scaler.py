@@ -30,7 +30,7 @@ def main():
         scaler.unscale_(optimizer)
         # unscale_() has already looked for infinities and NaN. If it found any, step() skips the optimizer, whatever
         # clipping does. Keep the default nonfinite="propagate": the returned norm then shows the overflow. Without
-        # unscale_(), the scaler would look only in step(), after clipping. "zero" or "skip" would then hide the
+        # unscale_(), the scaler would look only in step(), after clipping. "zero" or "drop" would then hide the
         # overflow, and the scale would never decrease.
         norm = gradclip.clip_grad_norm_(model.parameters(), MAX_NORM)
         scaler.step(optimizer)

@@ -167,7 +167,7 @@ def test_names_that_advice_gives_are_there(name):
         ),
         (lambda: clip_grad_norm_([], 1.0, ord=1), "'ord'. Pass norm_type= instead."),
         (
-            lambda: clip_grad_norm_([], 1.0, nonfinite="skip"),
+            lambda: clip_grad_norm_([], 1.0, nonfinite="drop"),
             "'nonfinite'. Call gradclip.clip_grad_norm_ instead, which takes it.",
         ),
         (lambda: clip_at_step(None, max_grad_norm=1.0), "'max_grad_norm'. Pass max_norm= instead."),

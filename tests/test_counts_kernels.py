@@ -16,7 +16,7 @@ def counts(monkeypatch):
     return importlib.import_module("counts_kernels")
 
 
-@pytest.mark.parametrize("call", ["clip_grad_norm_", "clip_grad_norm_, skip", "clip_grad_layer_norm_"])
+@pytest.mark.parametrize("call", ["clip_grad_norm_", "clip_grad_norm_, drop", "clip_grad_layer_norm_"])
 def test_one_read_where_nothing_is_clipped(counts, call):
     ours, _ = counts.CALLS[call]
     assert counts.counted(ours, counts.NEVER, SHAPES) == (3, 1.0)

@@ -68,7 +68,7 @@ def clips(model, update):
     if whole is None:
         return None
     clip = gradclip.clip_by_global_norm
-    return clip(whole, MAX_NORM, nonfinite="skip")[0]
+    return clip(whole, MAX_NORM, nonfinite="drop")[0]
 
 
 def checks(model, update):

@@ -36,7 +36,9 @@ UnitAxis: TypeAlias = int | Sequence[int] | None
 """The axis or axes that index the units of a layer; None for the framework's own layout."""
 
 Ord: TypeAlias = float | np.floating[Any] | np.integer[Any] | Literal["inf", "-inf"] | None
-Policy: TypeAlias = Literal["propagate", "raise", "zero", "skip"]
+Policy: TypeAlias = Literal["propagate", "raise", "zero", "drop"]
+StepPolicy: TypeAlias = Literal["propagate", "raise", "zero", "skip"]
+"""A policy where a step can be skipped."""
 Integers: TypeAlias = Literal["keep", "raise"]
 RuleName: TypeAlias = Literal["clip", "normalize", "automatic"]
 Relation: TypeAlias = Literal["add_or_remove_one", "replace_one", "zero_out"]

@@ -11,7 +11,7 @@ from frameworks import ALL
 
 DTYPES = ("int8", "int16", "int32", "uint8", "uint16", "uint32", "bool")
 ORDERS = (1, 2, 3, math.inf, -math.inf)
-POLICIES = ("propagate", "zero", "skip")
+POLICIES = ("propagate", "zero", "drop")
 
 
 def attack(rng):

@@ -35,7 +35,7 @@ THRESHOLDS = (0.5, jnp.float32(0.5), np.array(0.5), {"w": 0.5, "b": jnp.float32(
 SETTINGS = ({}, {"method": "loop"}, {"microbatch_size": 3}, {"method": "loop", "microbatch_size": 2}, {"pad_to": 16})
 OF_TREES = (
     lambda t, rng: gradclip.clip_by_global_norm(t, 0.5, ord=float(rng.choice([1, 2, 3, np.inf]))),
-    lambda t, rng: gradclip.clip_by_layer_norm(t, 0.5, nonfinite=str(rng.choice(["zero", "skip", "propagate"]))),
+    lambda t, rng: gradclip.clip_by_layer_norm(t, 0.5, nonfinite=str(rng.choice(["zero", "drop", "propagate"]))),
     lambda t, rng: gradclip.clip_by_unit_norm(t, 0.5),
     lambda t, rng: gradclip.adaptive_grad_clip(t, t, 0.5),
     lambda t, rng: gradclip.per_example_clip(t, 0.5, per_layer=bool(rng.integers(2))),

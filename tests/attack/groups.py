@@ -12,7 +12,7 @@ from frameworks import WITH_FLOAT32
 
 EAGER = [framework for framework in WITH_FLOAT32 if not framework.jit]
 ORDERS = (2, 2, 2, 1, 1.5, 3, math.inf)
-POLICIES = ("propagate", "skip", "zero")
+POLICIES = ("propagate", "drop", "zero")
 
 
 def attack(rng):

@@ -162,7 +162,7 @@ def draw(rng):
     leaves = [shapes.leaf(rng, dtype, n) for dtype, n in zip(dtypes, sizes, strict=True)]
     nonfinite = "propagate"
     if rng.integers(4) == 0 and not setting.startswith("debug"):
-        leaves, nonfinite = shapes.spoiled(rng, leaves), str(rng.choice(["propagate", "zero", "skip"]))
+        leaves, nonfinite = shapes.spoiled(rng, leaves), str(rng.choice(["propagate", "zero", "drop"]))
     ord = float(rng.choice([2, 2, 1, 3, np.inf]))
     with np.errstate(all="ignore"):
         norm = np.sqrt(sum(float((x.astype(np.float64) ** 2).sum()) for x in leaves))

@@ -40,7 +40,7 @@ def draw(rng):
     dtype = str(rng.choice(DTYPES[:4] if call == "value" else DTYPES))
     as_tree = framework.name == "numpy" and call in ONE_NUMBER and rng.uniform() < 0.5
     ord = float(rng.choice(shapes.ORDERS))
-    share, policy = float(rng.choice([0.01, 0.4, 0.9, 3.0])), str(rng.choice(["propagate", "zero", "skip"]))
+    share, policy = float(rng.choice([0.01, 0.4, 0.9, 3.0])), str(rng.choice(["propagate", "zero", "drop"]))
     return Case(framework, dtype, call, ord, share, policy, as_tree, int(rng.integers(2**31)))
 
 

@@ -16,7 +16,7 @@ from gradclip._src.core.formats import bare_name
 
 PATHS = [(framework, False) for framework in ALL]
 PATHS += [(framework, True) for framework in ALL if framework.name in ("numpy", "torch", "torch-device", "jax")]
-POLICIES = ("propagate", "raise", "zero", "skip")
+POLICIES = ("propagate", "raise", "zero", "drop")
 SLACK = {"float16": 0.01, "bfloat16": 0.01}
 COMPILED = ((3,), (17, 0), (1, 33))
 """Sizes of the leaves of compiled calls, few, since each is compiled again."""
@@ -194,7 +194,7 @@ def check_policy(case, held, norm):
     if case.nonfinite == "propagate":
         assert not math.isfinite(norm), f"the norm is {norm!r}"
         assert all(np.isnan(x).all() for x in held), "not everything is NaN"
-    elif case.nonfinite == "skip":
+    elif case.nonfinite == "drop":
         assert not any(x.any() for x in held), "not everything is zero"
     else:
         zeroed = [np.where(np.isfinite(x), x, np.zeros_like(x)) for x in case.leaves]

@@ -27,7 +27,7 @@ def weight():
 @pytest.mark.parametrize(
     ("function", "arguments"),
     [
-        (gradclip.clip_grad_norm_, {"max_norm": 1.0, "nonfinite": "skip"}),
+        (gradclip.clip_grad_norm_, {"max_norm": 1.0, "nonfinite": "drop"}),
         (gradclip.clip_grad_value_, {"clip_value": 1.0}),
         (gradclip.clip_grad_layer_norm_, {"max_norm": 1.0}),
         (gradclip.clip_grad_unit_norm_, {"max_norm": 1.0}),
@@ -57,7 +57,7 @@ def test_functions_that_call_another_one_announce_once(heard, function, argument
     assert [call.function for call in heard] == [function.__name__]
 
 
-@pytest.mark.parametrize("settings", [{}, {"monitor": gradclip.Monitor()}, {"nonfinite": "skip"}])
+@pytest.mark.parametrize("settings", [{}, {"monitor": gradclip.Monitor()}, {"nonfinite": "drop"}])
 def test_several_thresholds_are_one_call(heard, settings):
     groups = [{"params": [weight()]}, {"params": [weight()], "max_norm": gradclip.AdaptiveThreshold()}]
     gradclip.clip_grad_norm_(groups, 1.0, **settings)

@@ -11,7 +11,7 @@ import gradclip
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # PyTorch's own first jvp
 ROWS = [[3.0, 4.0], [np.nan, 1.0], [0.3, 0.4], [np.inf, -np.inf], [6.0, 8.0]]
 EXCLUDED = {
-    "skip": ({}, [0, 2, 4]),
+    "drop": ({}, [0, 2, 4]),
     "mask": ({"mask": np.array([True, False, True, False, False])}, [0, 2]),
     "mask under propagate": ({"mask": np.array([True, False, True, False, False]), "nonfinite": "propagate"}, [0, 2]),
     "zero": ({"nonfinite": "zero"}, [0, 1, 2, 3, 4]),
@@ -55,9 +55,9 @@ def test_what_is_left_out_has_the_derivative_zero(how, rule, framework):
 
 @pytest.mark.parametrize("through", ["func", "autograd", "jax"])
 def test_left_out_elements_of_a_clipped_tree(through):
-    """Under "zero" the rest, (3, 4), has the derivative of a tree of its own; under "skip" there is none."""
+    """Under "zero" the rest, (3, 4), has the derivative of a tree of its own; under "drop" there is none."""
     values = [3.0, np.nan, 4.0, np.inf]
-    for policy, want in {"zero": [0.128, 0.0, -0.096, 0.0], "skip": [0.0] * 4}.items():
+    for policy, want in {"zero": [0.128, 0.0, -0.096, 0.0], "drop": [0.0] * 4}.items():
         first = lambda x, policy=policy: gradclip.clip_by_global_norm(x, 1.0, nonfinite=policy)[0][0]
         if through == "jax":
             got = jax.grad(first)(jnp.array(values))

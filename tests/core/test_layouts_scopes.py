@@ -34,7 +34,7 @@ LARGE = (
     (LAST_AXIS, (40_000, 3)),
     (MATRIX, (1, 3, 200, 200)),
 )
-POLICIES = [*[("skip", *case) for case in CASES], ("propagate", *CASES[0]), ("zero", *CASES[2])]
+POLICIES = [*[("drop", *case) for case in CASES], ("propagate", *CASES[0]), ("zero", *CASES[2])]
 ORDERS = (1.0, 1.5, 2.0, 3.0, math.inf, -math.inf)
 
 
@@ -74,7 +74,7 @@ def entered(x):
     return backend, backend.enter([backend.prepare(x)])
 
 
-def scaled_by_norms(x, scope, nonfinite="skip"):
+def scaled_by_norms(x, scope, nonfinite="drop"):
     """The array with a coefficient for each norm, and each part that shares a norm scaled alone by its own."""
     backend, arrays = entered(x)
     with backend.precision():
@@ -101,7 +101,7 @@ def bits(x):
     return np.where(np.isnan(x), np.ones((), x.dtype), x).tobytes(), np.isnan(x).tobytes()
 
 
-# Where each case is compiled, every policy and every scope meets every dtype, but "skip" not in two of the scopes.
+# Where each case is compiled, every policy and every scope meets every dtype, but "drop" not in two of the scopes.
 COEFFICIENTS = [
     pytest.param(framework, dtype, *policy, id="-".join([framework.name, dtype, *map(str, map(named, policy))]))
     for framework, dtype in PAIRS
@@ -183,7 +183,7 @@ def test_gradients_in_place_are_scaled_by_rows(framework):
             made = decide(
                 backend,
                 arrays,
-                Clipping(2.0, Order(2.0), Nonfinite.named("skip"), CLIP),
+                Clipping(2.0, Order(2.0), Nonfinite.named("drop"), CLIP),
                 lambda: ["x"],
                 layout=ROW,
                 holders=ALONE,

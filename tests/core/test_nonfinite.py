@@ -46,25 +46,44 @@ def test_zero_keeps_the_rest_below_the_threshold(framework):
     assert clipped.tolist() == [0.5, 0.0]
 
 
-def test_skip_makes_zeros(framework):
-    clipped, norm = clip(framework, {"a": framework.array(BAD), "b": framework.array([2.0])}, "skip")
+def test_drop_makes_zeros(framework):
+    clipped, norm = clip(framework, {"a": framework.array(BAD), "b": framework.array([2.0])}, "drop")
     assert not np.isfinite(norm)
     assert clipped["a"].tolist() == [0.0] * 4
     assert clipped["b"].tolist() == [0.0]
 
 
+def test_a_word_of_steps_and_one_of_calls_explain_each_other():
+    parameter, tree = torch.nn.Parameter(torch.ones(2)), {"w": np.ones(2)}
+    parameter.grad = torch.ones(2)
+    for call in (
+        lambda: gradclip.clip_by_global_norm(tree, 1.0, nonfinite="skip"),
+        lambda: gradclip.clip_grad_norm_([parameter], 0.5, nonfinite="skip"),
+        lambda: gradclip.per_example_clip(tree, 1.0, nonfinite="skip"),
+    ):
+        with pytest.raises(
+            ValueError, match=r"'skip' is for gradclip.clip_at_step, .* Here 'drop' makes zeros, or leaves"
+        ):
+            call()
+    assert parameter.grad.tolist() == [1.0, 1.0]
+    with pytest.raises(ValueError, match=r"Here the step can be skipped: pass 'skip'"):
+        nonfinite.Nonfinite.of_steps("drop")
+    with pytest.raises(ValueError, match=r"got \[\]\.$"):
+        nonfinite.Nonfinite.named([])
+
+
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
-def test_skip_makes_zeros_under_an_infinite_threshold(framework, bad):
+def test_drop_makes_zeros_under_an_infinite_threshold(framework, bad):
     tree = {"a": framework.array([bad, 1.0]), "b": framework.array([2.0, 3.0])}
-    every = framework.call(lambda t: gradclip.clip_by_global_norm(t, math.inf, nonfinite="skip")[0], tree)
-    alone = framework.call(lambda t: gradclip.clip_by_layer_norm(t, math.inf, nonfinite="skip")[0], tree)
-    units = framework.call(lambda t: gradclip.clip_by_unit_norm(t, math.inf, nonfinite="skip")[0], tree)
+    every = framework.call(lambda t: gradclip.clip_by_global_norm(t, math.inf, nonfinite="drop")[0], tree)
+    alone = framework.call(lambda t: gradclip.clip_by_layer_norm(t, math.inf, nonfinite="drop")[0], tree)
+    units = framework.call(lambda t: gradclip.clip_by_unit_norm(t, math.inf, nonfinite="drop")[0], tree)
     assert [framework.to_numpy(x).tolist() for x in every.values()] == [[0.0, 0.0], [0.0, 0.0]]
     assert [framework.to_numpy(x).tolist() for x in alone.values()] == [[0.0, 0.0], [2.0, 3.0]]
     assert [framework.to_numpy(x).tolist() for x in units.values()] == [[0.0, 0.0], [2.0, 3.0]]
 
 
-@pytest.mark.parametrize("nonfinite", ["propagate", "zero", "skip"])
+@pytest.mark.parametrize("nonfinite", ["propagate", "zero", "drop"])
 def test_finite_gradients_whose_squares_overflow_are_finite(framework, nonfinite):
     clipped, _ = clip(framework, framework.array([3e38, -3e38]), nonfinite)
     np.testing.assert_allclose(
@@ -99,13 +118,13 @@ def test_raise_cannot_be_traced_by_vmap():
 
 @pytest.mark.parametrize("nonfinite", ["ignore", None, True, 0, "", "RAISE"])
 def test_other_policies_are_refused(framework, nonfinite):
-    with pytest.raises(ValueError, match="nonfinite must be one of 'propagate', 'raise', 'zero', 'skip'"):
+    with pytest.raises(ValueError, match="nonfinite must be one of 'propagate', 'raise', 'zero', 'drop'"):
         gradclip.clip_by_global_norm(framework.array([1.0]), 1.0, nonfinite=nonfinite)
 
 
 def test_each_layer_has_its_own_policy(framework):
     tree = {"good": framework.array([3.0, 4.0]), "bad": framework.array(BAD)}
-    function = lambda t: gradclip.clip_by_layer_norm(t, 1.0, nonfinite="skip")[0]
+    function = lambda t: gradclip.clip_by_layer_norm(t, 1.0, nonfinite="drop")[0]
     clipped = framework.numbers(framework.call(function, tree))
     np.testing.assert_allclose(clipped["good"], [0.6, 0.8], rtol=2e-7)
     assert clipped["bad"].tolist() == [0.0] * 4

@@ -94,7 +94,7 @@ def test_a_nan_of_another_holder_raises_here_too():
 
 
 def test_layers_that_are_not_finite_become_zeros():
-    _, (first, second) = decided(Others([math.nan, 1.0], finite=False), [10.0, 10.0], "skip")
+    _, (first, second) = decided(Others([math.nan, 1.0], finite=False), [10.0, 10.0], "drop")
     assert first.tolist() == [0.0, 0.0]
     assert second.tolist() == [1.0]
 

@@ -31,7 +31,7 @@ def norms_of_steps(clip):
 
 def of_one_process():
     return norms_of_steps(
-        lambda full, max_norm: gradclip.clip_grad_norm_([parameter(full)], max_norm, nonfinite="skip", process_group=[])
+        lambda full, max_norm: gradclip.clip_grad_norm_([parameter(full)], max_norm, nonfinite="drop", process_group=[])
     )
 
 
@@ -49,7 +49,7 @@ def distributed_tensors():
 
     def clip(full, max_norm):
         p = parameter(full, mesh, [Shard(0)])
-        gradclip.clip_grad_norm_([p], max_norm, nonfinite="skip")
+        gradclip.clip_grad_norm_([p], max_norm, nonfinite="drop")
         assert p.grad.full_tensor().norm() <= max_norm.threshold
 
     check_like_one_process(norms_of_steps(clip))
@@ -60,7 +60,7 @@ def distributed_tensors_that_nobody_looks_at():
 
     def clip(full, max_norm):
         with unseen():
-            gradclip.clip_grad_norm_([parameter(full, mesh, [Shard(0)])], max_norm, nonfinite="skip")
+            gradclip.clip_grad_norm_([parameter(full, mesh, [Shard(0)])], max_norm, nonfinite="drop")
 
     check_like_one_process(norms_of_steps(clip))
 
@@ -68,7 +68,7 @@ def distributed_tensors_that_nobody_looks_at():
 def process_groups():
     def clip(full, max_norm):
         mine = full[dist.get_rank() :: WORLD]
-        gradclip.clip_grad_norm_([parameter(mine)], max_norm, nonfinite="skip", process_group=dist.group.WORLD)
+        gradclip.clip_grad_norm_([parameter(mine)], max_norm, nonfinite="drop", process_group=dist.group.WORLD)
 
     check_like_one_process(norms_of_steps(clip))
 

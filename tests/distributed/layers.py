@@ -179,7 +179,7 @@ def shards_in_one_memory():
 
 def nonfinite_policies():
     for call in CALLS:
-        for policy in ("propagate", "zero", "skip"):
+        for policy in ("propagate", "zero", "drop"):
             for axis in (0, 1):
                 full = [numbers(4, 2 * WORLD, seed=1), numbers(4, 2 * WORLD, seed=2)]
                 full[0][-1, -1], full[1][0, 0] = math.nan, math.inf
@@ -191,7 +191,7 @@ def as_on_accelerators():
     full = [numbers(4, 6, seed=1), numbers(3, 2, seed=2, dtype=torch.bfloat16), numbers(4, seed=3)]
     with unseen():
         for call in CALLS:
-            for policy in ("propagate", "zero", "skip"):
+            for policy in ("propagate", "zero", "drop"):
                 params = [
                     parameter(full[0], mesh(), [Shard(0)]),
                     parameter(full[1]),

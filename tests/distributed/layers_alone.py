@@ -59,7 +59,7 @@ def bad_orders_and_policies():
         refused_by_all(
             ValueError,
             "nonfinite must be",
-            lambda: call(params, 1.0, nonfinite="no" if HERE else "skip"),  # noqa: B023
+            lambda: call(params, 1.0, nonfinite="no" if HERE else "drop"),  # noqa: B023
             params,
         )
 
@@ -91,7 +91,7 @@ def different_arguments():
         for given in (
             lambda: call(params, 1.0 + HERE),  # noqa: B023
             lambda: call(params, 1.0, 2 - HERE),  # noqa: B023
-            lambda: call(params, 1.0, nonfinite="skip" if HERE else "zero"),  # noqa: B023
+            lambda: call(params, 1.0, nonfinite="drop" if HERE else "zero"),  # noqa: B023
         ):
             refused_by_all(ValueError, f"passed different arguments: .* on rank {WRONG}", given, params, told=True)
     params = sharded()

@@ -95,7 +95,7 @@ def drawn(rng):
     if rng.random() < 0.8:
         call, adaptive = gradclip.clip_grad_norm_, gradclip.AdaptiveThreshold(skip_above=rng.choice([2.0, math.inf]))
         given["max_norm"] = rng.choice([0.0, 0.5, math.inf, adaptive])
-        given["nonfinite"] = rng.choice(["propagate", "raise", "zero", "skip"])
+        given["nonfinite"] = rng.choice(["propagate", "raise", "zero", "drop"])
         given["monitor"] = rng.choice([None, gradclip.Monitor(), gradclip.Monitor(layers_every=1)])
     every = [(what, wrong) for what, wrongs in MISTAKES.items() for wrong in wrongs]
     return kind, call, given, *rng.choice([pair for pair in every if possible(*pair, kind, given)])

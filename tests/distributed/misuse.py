@@ -50,7 +50,7 @@ def the_same_threshold_in_other_words():
 
 def policies_that_differ():
     for parameters, options in layouts():
-        for one, others in (("zero", "propagate"), ("raise", "skip"), ("propagate", "raise")):
+        for one, others in (("zero", "propagate"), ("raise", "drop"), ("propagate", "raise")):
             words = f"nonfinite is '{one}' on rank 0, '{others}' on ranks 1, 2, 3"
             nonfinite = one if dist.get_rank() == 0 else others
             refused(ValueError, words, parameters, 1.0, nonfinite=nonfinite, **options)
@@ -225,7 +225,7 @@ def differences_that_nobody_looks_at():
         ((1.0 + (rank == 3),), {}),
         ((1.0, 1 + (rank == 0)), {}),
         ((1.0, (2, 2, 2, math.inf)[rank]), {}),
-        ((1.0,), {"nonfinite": "propagate" if rank else "skip"}),
+        ((1.0,), {"nonfinite": "propagate" if rank else "drop"}),
     ):
         p = parameter(numbers(8, seed=1), line(), [Shard(0)])
         with unseen():

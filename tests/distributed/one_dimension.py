@@ -241,7 +241,7 @@ def where_nothing_is_looked_at():
     full = [numbers(5, 3, seed=1), numbers(4, seed=2, dtype=torch.float64), numbers(6, seed=3, dtype=torch.bfloat16)]
     laid = [[Shard(0)], [Replicate()], [Shard(0)]]
     for ord in ORDERS:
-        for bad, nonfinite in ((1.0, "propagate"), (math.nan, "propagate"), (math.inf, "zero"), (math.nan, "skip")):
+        for bad, nonfinite in ((1.0, "propagate"), (math.nan, "propagate"), (math.inf, "zero"), (math.nan, "drop")):
             full[0][3, 1] = bad
             with unseen():
                 check_all(
@@ -282,7 +282,7 @@ def raise_where_nothing_else_is_looked_at():
 
 def a_mistake_that_nobody_looks_at():
     """The process whose gradient is wrong raises; for the others all is NaN."""
-    for nonfinite, others in (("propagate", math.nan), ("zero", math.nan), ("skip", 0.0)):
+    for nonfinite, others in (("propagate", math.nan), ("zero", math.nan), ("drop", 0.0)):
         p = parameter(numbers(WORLD, seed=1), mesh(), [Shard(0)])
         wrong = holder(torch.ones(2, dtype=torch.int64 if dist.get_rank() == 0 else torch.float32))
         with unseen():

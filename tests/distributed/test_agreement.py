@@ -49,7 +49,7 @@ def test_sums_and_largest_do_not_go_together(count):
 
 
 def test_thresholds_as_text():
-    texts = {dict(asked(2.0, "skip", x))["max_norm"] for x in (1, 1.0, np.float32(1), torch.tensor(1.0))}
+    texts = {dict(asked(2.0, "drop", x))["max_norm"] for x in (1, 1.0, np.float32(1), torch.tensor(1.0))}
     assert texts == {"1.0"}
     assert asked(math.inf, "zero", None) == (
         ("max_norm", "not given (grad_norm)"),
@@ -58,23 +58,23 @@ def test_thresholds_as_text():
         ("skip_above", "inf"),
         ("the scale of GradScaler", "not given"),
     )
-    assert dict(asked(2.0, "skip", "much"))["max_norm"] == "'much'"
-    assert dict(asked(2.0, "skip", torch.empty((), device="meta")))["max_norm"] == "on meta"
+    assert dict(asked(2.0, "drop", "much"))["max_norm"] == "'much'"
+    assert dict(asked(2.0, "drop", torch.empty((), device="meta")))["max_norm"] == "on meta"
 
 
 def test_what_differs_in_words():
-    ranks = [(rank, asked(2.0, "skip", 1.0 + (rank > 20)), "") for rank in range(40)]
+    ranks = [(rank, asked(2.0, "drop", 1.0 + (rank > 20)), "") for rank in range(40)]
     assert differences(ranks) == (
         "max_norm is 1.0 on ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, and 11 more, "
         "2.0 on ranks 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, and 9 more"
     )
-    two = [(0, asked(1.0, "skip", 1.0), ""), (1, asked(2.0, "raise", 1.0), "")]
-    assert differences(two) == "ord is 1.0 on rank 0, 2.0 on rank 1; nonfinite is 'skip' on rank 0, 'raise' on rank 1"
-    scales = [(rank, asked(2.0, "skip", 1.0, scale=torch.tensor(2.0 + rank)), "") for rank in range(2)]
+    two = [(0, asked(1.0, "drop", 1.0), ""), (1, asked(2.0, "raise", 1.0), "")]
+    assert differences(two) == "ord is 1.0 on rank 0, 2.0 on rank 1; nonfinite is 'drop' on rank 0, 'raise' on rank 1"
+    scales = [(rank, asked(2.0, "drop", 1.0, scale=torch.tensor(2.0 + rank)), "") for rank in range(2)]
     assert differences(scales).startswith(
         "the scale of GradScaler is 2.0 on rank 0, 3.0 on rank 1. Start with the same scale"
     )
-    skips = [(rank, asked(2.0, "skip", 1.0, skip_above=4.0 + rank), "") for rank in range(2)]
+    skips = [(rank, asked(2.0, "drop", 1.0, skip_above=4.0 + rank), "") for rank in range(2)]
     assert differences(skips) == "skip_above is 4.0 on rank 0, 5.0 on rank 1"
-    same = [(rank, asked(2.0, "skip", 1.0), f"splits over {rank}") for rank in range(2)]
+    same = [(rank, asked(2.0, "drop", 1.0), f"splits over {rank}") for rank in range(2)]
     assert differences(same).endswith("or their order, differ: rank 0 splits over 0; rank 1 splits over 1")

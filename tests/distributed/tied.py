@@ -71,13 +71,13 @@ def check_policy(nonfinite, value, limits):
     norm = call()
     every = torch.cat([p.grad for group in given for p in group["params"]])
     assert math.isfinite(norm) is (nonfinite == "zero"), nonfinite
-    expected = {"propagate": torch.isnan(every), "skip": every == 0.0, "zero": torch.isfinite(every)}[nonfinite]
+    expected = {"propagate": torch.isnan(every), "drop": every == 0.0, "zero": torch.isfinite(every)}[nonfinite]
     assert expected.all(), (nonfinite, limits, every)
 
 
 def what_is_not_finite_counts_in_what_another_process_counts():
     for *asked, seen in itertools.product(
-        ("propagate", "skip", "zero", "raise"), (math.nan, math.inf), ({}, {"max_norm": 0.5}), (True, False)
+        ("propagate", "drop", "zero", "raise"), (math.nan, math.inf), ({}, {"max_norm": 0.5}), (True, False)
     ):
         with nullcontext() if seen else unseen():
             check_policy(*asked)

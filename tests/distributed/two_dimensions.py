@@ -112,7 +112,7 @@ def policies_agree():
         for ord in ORDERS:
             full = [numbers(8, 2, seed=1), numbers(8, seed=2)]
             full[0][5, 0] = bad
-            for nonfinite in ("propagate", "zero", "skip"):
+            for nonfinite in ("propagate", "zero", "drop"):
                 parameters = [parameter(full[0], mesh(), [Shard(0), Shard(1)]), parameter(full[1])]
                 check_all(parameters, full, ord, nonfinite=nonfinite)
 
@@ -121,7 +121,7 @@ def policies_agree_on_a_replica_that_is_bad_on_one_process():
     """A plain gradient, which all should hold alike, is NaN on the first process only."""
     good = torch.tensor([1.0, 2.0])
     for ord in ORDERS:
-        for nonfinite in ("propagate", "zero", "skip", "raise"):
+        for nonfinite in ("propagate", "zero", "drop", "raise"):
             p, plain = parameter(numbers(2 * WORLD, seed=1), line(), [Shard(0)]), parameter(good)
             if dist.get_rank() == 0:
                 plain.grad[1] = math.nan
@@ -132,7 +132,7 @@ def policies_agree_on_a_replica_that_is_bad_on_one_process():
             norm = gradclip.clip_grad_norm_([p, plain], 0.5, ord, nonfinite=nonfinite)
             assert norm.isfinite() == (nonfinite == "zero")
             for grad in (p.grad.to_local(), plain.grad):
-                assert {"propagate": grad.isnan().all(), "zero": grad.isfinite().all(), "skip": not grad.any()}[
+                assert {"propagate": grad.isnan().all(), "zero": grad.isfinite().all(), "drop": not grad.any()}[
                     nonfinite
                 ]
 

@@ -136,7 +136,7 @@ def test_units_at_their_threshold_stay():
     [
         ("propagate", [[math.nan, math.nan], [0.6, 0.8]]),
         ("zero", [[0.0, 1.0], [0.6, 0.8]]),
-        ("skip", [[0.0, 0.0], [0.6, 0.8]]),
+        ("drop", [[0.0, 0.0], [0.6, 0.8]]),
     ],
 )
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -246,7 +246,7 @@ def test_sparse_leaves_have_no_units():
         gradclip.clip_by_unit_norm({"w": bcoo}, 1.0)
 
 
-@pytest.mark.parametrize("policy", ["propagate", "zero", "skip"])
+@pytest.mark.parametrize("policy", ["propagate", "zero", "drop"])
 def test_no_value_on_a_device_is_waited_for(policy):
     device = next(framework for framework in ALL if framework.name == "torch-device")
     with device.mode(), FakeTensorMode(), torch.no_grad():  # whose tensors have no values

@@ -43,7 +43,7 @@ def programs_in(params):
 
 @pytest.mark.parametrize(
     ("ord", "nonfinite", "wide"),
-    [(2, "propagate", False), (2, "zero", True), (3, "skip", True), (math.inf, "skip", False)],
+    [(2, "propagate", False), (2, "zero", True), (3, "drop", True), (math.inf, "drop", False)],
 )
 def test_each_layer_as_it_is_alone(ord, nonfinite, wide):
     options = {"ord": ord, "nonfinite": nonfinite}

@@ -63,11 +63,11 @@ def test_skipped_spikes(skip_above):
     assert here.skipped > 0
 
 
-@pytest.mark.parametrize("policy", ["propagate", "skip", "zero"])
+@pytest.mark.parametrize("policy", ["propagate", "drop", "zero"])
 def test_what_is_not_finite(policy):
     norms = [1.0, 2.0, math.nan, 1.0, math.inf, 50.0]
     here, _ = compare(AdaptiveThreshold, norms, policy)
-    assert here.skipped == (2 if policy == "skip" else 0)
+    assert here.skipped == (2 if policy == "drop" else 0)
 
 
 def test_by_hand():
@@ -111,7 +111,7 @@ def test_rules_by_hand():
 
 
 @pytest.mark.parametrize("layers_every", [0, 1, 2])
-@pytest.mark.parametrize("policy", ["propagate", "skip", "zero"])
+@pytest.mark.parametrize("policy", ["propagate", "drop", "zero"])
 def test_a_monitor_records_the_same(layers_every, policy):
     norms, found = [*NORMS, math.nan, 3.0], []
     for device in (DEVICE, "cpu"):

@@ -11,7 +11,7 @@ from on_gpu import DTYPES, ON, numbers, on_host, parameters_with
 from rational import at_most
 
 pytestmark = pytest.mark.gpu
-POLICIES = ("propagate", "skip", "zero")
+POLICIES = ("propagate", "drop", "zero")
 BAD = (math.nan, math.inf, -math.inf)
 
 
@@ -43,7 +43,7 @@ def test_one_norm(policy, bad, dtype):
         norm = gradclip.clip_grad_norm_(params.values(), 1.0, nonfinite=policy)
     c = 1 / math.sqrt(25 + 100 + 0.25)
     of_rest = [[3 * c, 0.0, 4 * c], [6 * c, 8 * c], [0.3 * c, 0.4 * c]]
-    check(left(params), {"propagate": NOTHING, "skip": ZEROS, "zero": of_rest}[policy])
+    check(left(params), {"propagate": NOTHING, "drop": ZEROS, "zero": of_rest}[policy])
     assert bool(norm.isfinite()) == (policy == "zero")
     assert policy == "propagate" or at_most(left(params), 2, 1.0)
 
@@ -55,7 +55,7 @@ def test_each_layer(policy, bad):
     params = named(bad)
     with ON.waiting_is_an_error():
         norms = gradclip.clip_grad_layer_norm_(params.values(), 1.0, nonfinite=policy)
-    own = {"propagate": [math.nan] * 3, "skip": [0.0] * 3, "zero": [0.6, 0.0, 0.8]}[policy]
+    own = {"propagate": [math.nan] * 3, "drop": [0.0] * 3, "zero": [0.6, 0.0, 0.8]}[policy]
     check(left(params), [own, [0.6, 0.8], [0.3, 0.4]], 1e-6)
     assert [float(norm) for norm in norms[1:]] == pytest.approx([10.0, 0.5], rel=1e-6)
     assert all(at_most([x], 2, 1.0) for x in left(params)[1:])
@@ -75,7 +75,7 @@ def test_parts(by_name, policy, bad):
             gradclip.clip_grad_norm_(groups, 2.0, nonfinite=policy)
     c = 2 / math.sqrt(100.25)
     of_rest = [[0.6, 0.0, 0.8], [6 * c, 8 * c], [0.3 * c, 0.4 * c]]
-    check(left(params), {"propagate": NOTHING, "skip": ZEROS, "zero": of_rest}[policy], 1e-6)
+    check(left(params), {"propagate": NOTHING, "drop": ZEROS, "zero": of_rest}[policy], 1e-6)
 
 
 @pytest.mark.parametrize("by_name", [True, False], ids=["names", "groups"])
@@ -131,7 +131,7 @@ def test_functional_calls(policy):
         clipped, _ = gradclip.clip_by_layer_norm(tree, 1.0, nonfinite=policy)
         together, _ = gradclip.clip_by_global_norm(tree, 5.0, nonfinite=policy)
     a, b = on_host(clipped.values())
-    wanted = {"propagate": [math.nan] * 3, "skip": [0.0] * 3, "zero": [0.6, 0.0, 0.8]}[policy]
+    wanted = {"propagate": [math.nan] * 3, "drop": [0.0] * 3, "zero": [0.6, 0.0, 0.8]}[policy]
     np.testing.assert_allclose(a, wanted, rtol=1e-6)
     assert b.tolist() == [np.float32(0.3)]
     values = np.concatenate(on_host(together.values()))

@@ -64,7 +64,7 @@ def test_one_norm(model, ord, share):
         assert all(np.array_equal(old, new) for old, new in zip(before, after, strict=True))
 
 
-@pytest.mark.parametrize("policy", ["propagate", "skip", "zero"])
+@pytest.mark.parametrize("policy", ["propagate", "drop", "zero"])
 def test_policies(model, policy):
     loss_of(model, batches(1)[0]).backward()
     first = next(model.parameters())

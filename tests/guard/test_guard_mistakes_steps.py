@@ -30,7 +30,7 @@ def test_the_first_step_that_a_policy_skips_is_told():
     def once():
         optimizer.zero_grad()
         broken(model, next(turns) == 4).backward()
-        gradclip.clip_grad_norm_(model.parameters(), 1.0, nonfinite="skip")
+        gradclip.clip_grad_norm_(model.parameters(), 1.0, nonfinite="drop")
         optimizer.step()
 
     found = named(optimizer, once, "skipped", "A step was skipped", steps=20)
@@ -120,7 +120,7 @@ def test_too_many_skipped_steps_raise(way):
         norm = torch.tensor(1.0)
         if way != "fold_into":
             norm = gradclip.clip_grad_norm_(
-                model.parameters(), 1.0, nonfinite="skip" if way == "policy" else "propagate"
+                model.parameters(), 1.0, nonfinite="drop" if way == "policy" else "propagate"
             )
         if way != "loop" or norm.isfinite():
             scaler.step(optimizer)

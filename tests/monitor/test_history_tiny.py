@@ -46,7 +46,7 @@ def test_it_warns_once_of_the_first_step_with_what_to_do():
         (1e9, 0.0, {}),
         (math.nan, 1.0, {}),
         (math.inf, 1.0, {}),
-        (math.nan, 1.0, {"nonfinite": "skip"}),
+        (math.nan, 1.0, {"nonfinite": "drop"}),
         (1e9, 1.0, {"skip_above": 4.0}),
         (0.0, 1e-300, {}),
     ],

@@ -48,7 +48,7 @@ def test_without_a_common_part_the_last_group_is_the_step():
 
 def test_what_is_not_finite_in_one_group_is_so_for_all():
     monitor = gradclip.Monitor()
-    for policy in ("skip", "propagate"):
+    for policy in ("drop", "propagate"):
         clip(monitor, math.nan, nonfinite=policy)
     clip(monitor)
     for one in (monitor, *monitor.groups.values()):

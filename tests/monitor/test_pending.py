@@ -55,7 +55,7 @@ def test_a_single_layer_has_a_name():
 
 
 def test_steps_that_are_not_finite_are_skipped_under_skip():
-    pending = [Pending.of(np.array([np.nan, 3.0]), 1.0, None, policy, None) for policy in ("skip", "zero")]
+    pending = [Pending.of(np.array([np.nan, 3.0]), 1.0, None, policy, None) for policy in ("drop", "zero")]
     assert [step.skipped for step in resolved(pending, 1)] == [True, False, False, False]
 
 

@@ -35,7 +35,7 @@ def test_numbers_of_steps_and_spikes():
     columns = Columns.of([Step(1, 0.0, 1.0), Step(2, math.nan, 1.0, skipped=True)])
     assert wording.on_zeros(columns) == ("1 step with a norm of 0 was left out here.",)
     assert wording.on_policy(columns) == (
-        '1 step with a norm that is NaN or infinite was skipped, as nonfinite="skip" says.',
+        "1 step with a norm that is NaN or infinite was skipped, as nonfinite= says.",
     )
     assert wording.on_zeros(Columns(*(np.array([]) for _ in columns))) == ()
 

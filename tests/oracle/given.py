@@ -12,7 +12,7 @@ from oracle import drawing, outcome
 from oracle.engines import ENGINES, Engine
 
 ORDERS = (2,) * 8 + (1, 1, 3, 3, math.inf, math.inf, -math.inf, 2.5, None, "inf", "-inf", 0.5)
-POLICIES = ("propagate", "propagate", "zero", "skip", "skip", "raise")
+POLICIES = ("propagate", "propagate", "zero", "drop", "drop", "raise")
 THRESHOLDS = ("number",) * 8 + ("scalar",) * 3 + ("zero", "inf", "whole", "wrong")
 MIXED = ("float32", "bfloat16", "float16", "float64", "complex64")
 HOLDERS = (

@@ -80,7 +80,7 @@ def partial_norm(given):
     leaves = given.arrays[0]
     parts = [leaves[:1], leaves[1:]]
     whole = sum(gradclip.partial_norm(part, given.case.ord) for part in parts)
-    policy = given.case.nonfinite if given.rng.randint(8) == 0 else given.case.nonfinite.replace("zero", "skip")
+    policy = given.case.nonfinite if given.rng.randint(8) == 0 else given.case.nonfinite.replace("zero", "drop")
     clipped = [whole.clip(part, given.max_norm(), nonfinite=policy) for part in parts]
     return [whole.to_json(), whole.norm, gradclip.PartialNorm.from_json(whole.to_json()).norm, clipped]
 

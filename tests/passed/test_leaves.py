@@ -74,7 +74,7 @@ def test_what_comes_back_is_the_same_object():
         assert gradclip.clip_by_value(tree, 1.0)["n"] is tree["n"]
 
 
-@pytest.mark.parametrize("nonfinite", ["propagate", "zero", "skip"])
+@pytest.mark.parametrize("nonfinite", ["propagate", "zero", "drop"])
 def test_policies_are_for_what_counts(framework, nonfinite):
     floats, mixed = trees(framework)
     bad = framework.array([math.nan, 1.0])

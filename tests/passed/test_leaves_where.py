@@ -58,7 +58,7 @@ def test_as_if_the_others_were_not_there(framework, call, where):
     assert_as_alone(found, framework.call(CALLS[call], alone), tree)
 
 
-@pytest.mark.parametrize("nonfinite", ["propagate", "raise", "zero", "skip"])
+@pytest.mark.parametrize("nonfinite", ["propagate", "raise", "zero", "drop"])
 def test_policies_look_at_what_is_chosen(framework, nonfinite):
     if framework.jit and nonfinite == "raise":
         with pytest.raises(ValueError, match="raise"):

@@ -23,7 +23,7 @@ SOURCES = sorted((ROOT / "src" / "gradclip").rglob("*.py"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TEXTS = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in SOURCES + PAGES}
 
-POLICIES, ORDERS = list(nonfinite._POLICIES), ["inf", "-inf"]
+POLICIES, OF_STEPS, ORDERS = list(nonfinite._POLICIES), list(nonfinite._OF_STEPS), ["inf", "-inf"]
 OF_ARGUMENT = {"nonfinite": POLICIES, "rule": list(settings.RULES), "ord": ORDERS, "norm_type": ORDERS}
 ADAPTIVE = {name for name, made in vars(gradclip).items() if isinstance(made, type) and issubclass(made, QuantileRule)}
 ON_PURPOSE = ["docs/reference/errors.md: nonfinite is never 'ignore'"]
@@ -50,17 +50,23 @@ def lists(text):
         yield from ((name, words) for name in ("nonfinite", "rule") if set(words) & set(OF_ARGUMENT[name]))
 
 
+def known(argument, words):
+    """Return the names of an argument: of a policy those of steps, or of all, where the text has such words."""
+    if argument != "nonfinite" or "skip" not in words:
+        return OF_ARGUMENT[argument]
+    return [*OF_ARGUMENT[argument], "skip"] if "drop" in words else OF_STEPS
+
+
 def wrong(place, text):
     """Return what a text says of names that is not so."""
     said, found = list(lists(text)), []
     for argument, words in said:
-        missing = [name for name in OF_ARGUMENT[argument] if name not in words]
-        found += [
-            f"{place}: {argument} may be {name!r}" for name in missing if 2 * len(missing) < len(OF_ARGUMENT[argument])
-        ]
+        names = known(argument, words)
+        missing = [name for name in names if name not in words]
+        found += [f"{place}: {argument} may be {name!r}" for name in missing if 2 * len(missing) < len(names)]
     passed = [(one[1], re.findall(_WORD, f" {one[2]}")) for one in _PASSED.finditer(text)]
     for argument, words in said + passed:
-        found += [f"{place}: {argument} is never {word!r}" for word in words if word not in OF_ARGUMENT[argument]]
+        found += [f"{place}: {argument} is never {word!r}" for word in words if word not in known(argument, words)]
     every = set(re.findall(r"\b(?:Quanti|Spread|Steady)[a-z]*(?:Rule|Threshold)\b", text)) - ADAPTIVE
     return found + [f"{place}: there is no {name}" for name in sorted(every)]
 
@@ -75,24 +81,24 @@ def test_names_are_known_and_lists_of_them_whole():
 
 
 def test_a_new_policy_is_missed_wherever_policies_are_listed(monkeypatch):
-    monkeypatch.setitem(OF_ARGUMENT, "nonfinite", [*POLICIES, "drop"])
-    inside = ("core/nonfinite", "distributed/partial_norm", "functional/clip", "inplace/norm", "step/fold")
+    monkeypatch.setitem(OF_ARGUMENT, "nonfinite", [*POLICIES, "drop_some"])
+    inside = ("core/nonfinite", "distributed/partial_norm", "functional/clip", "inplace/norm")
     places = [f"src/gradclip/_src/{one}.py" for one in (*inside, "step/in_backward")]
     places += ["README.md", "docs/keras.md", "docs/reference/policies.md"]
-    assert sorted(wrong_anywhere()) == sorted(f"{place}: nonfinite may be 'drop'" for place in places)
+    assert sorted(wrong_anywhere()) == sorted(f"{place}: nonfinite may be 'drop_some'" for place in places)
 
 
 @pytest.mark.parametrize(
     ("place", "old", "new", "said"),
     [
-        ("README.md", '| `"skip"` |', '| `"drop"` |', ["nonfinite may be 'skip'", "nonfinite is never 'drop'"]),
-        ("README.md", "\n", "\nPass nonfinite='skip' or 'nil'.\n", ["nonfinite is never 'nil'"]),
+        ("README.md", '| `"zero"` |', '| `"nil"` |', ["nonfinite may be 'zero'", "nonfinite is never 'nil'"]),
+        ("README.md", "\n", "\nPass nonfinite='drop' or 'nil'.\n", ["nonfinite is never 'nil'"]),
         ("README.md", "`QuantileRule`", "`QuantilRule`", ["there is no QuantilRule"]),
         ("docs/keras.md", '`"zero"`, or', "or", ["nonfinite may be 'zero'"]),
         (
             "src/gradclip/_src/inplace/norm.py",
-            '"zero" or "skip", as',
-            '"zeros" or "skip", as',
+            '"zero" or "drop", as',
+            '"zeros" or "drop", as',
             ["nonfinite may be 'zero'", "nonfinite is never 'zeros'"],
         ),
         ("src/gradclip/_src/inplace/norm.py", 'Policy = "propagate"', 'Policy = "nan"', ["nonfinite is never 'nan'"]),

@@ -28,7 +28,7 @@ LOOP, VMAP = (gradclip.clipped_grad(loss, 0.5, method=method) for method in ("lo
 CALLS = {
     "global": lambda t: gradclip.clip_by_global_norm(t, 1.0),
     "tiny": lambda t: gradclip.clip_by_global_norm(jax.tree.map(lambda x: x * 1e-36, t), 1e-38, ord=3),
-    "layer": lambda t: gradclip.clip_by_layer_norm(t, 0.5, nonfinite="skip"),
+    "layer": lambda t: gradclip.clip_by_layer_norm(t, 0.5, nonfinite="drop"),
     "norms": lambda t: gradclip.layer_norms(t, 1),
     "value": lambda t: gradclip.clip_by_value(t, 0.5),
     "unit": lambda t: gradclip.clip_by_unit_norm(t, 0.5),

@@ -11,7 +11,7 @@ CALLS = {
     "clip_grad_norm_": lambda p, **k: gradclip.clip_grad_norm_(p, 1.5, **k),
     "clip_grad_norm_, not clipped": lambda p, **k: gradclip.clip_grad_norm_(p, 1e4, **k),
     "clip_grad_norm_, ord": lambda p, **k: gradclip.clip_grad_norm_(p, 1.5, 3, **k),
-    "clip_grad_norm_, skip": lambda p, **k: gradclip.clip_grad_norm_(p, 1.5, nonfinite="skip", **k),
+    "clip_grad_norm_, drop": lambda p, **k: gradclip.clip_grad_norm_(p, 1.5, nonfinite="drop", **k),
     "clip_grad_norm_, adaptive": lambda p, **k: gradclip.clip_grad_norm_(p, gradclip.AdaptiveThreshold(), **k),
     "clip_grad_norm_, watched": lambda p, **k: gradclip.clip_grad_norm_(p, 1.5, monitor=gradclip.Monitor(), **k),
     "clip_grad_norm_, by name": lambda p, **k: gradclip.clip_grad_norm_(p, {"*": 0.5}, **k),

@@ -17,7 +17,7 @@ def parameter(norm):
     return SimpleNamespace(grad=np.float32([0.6 * norm, 0.8 * norm]))
 
 
-@pytest.mark.parametrize("policy", ["propagate", "skip", "zero", "raise"])
+@pytest.mark.parametrize("policy", ["propagate", "drop", "zero", "raise"])
 @pytest.mark.parametrize(
     ("framework", "dtype"),
     [(f, dtype) for f in WITH_FLOAT32 if not f.jit for dtype in LARGE if dtype in f.dtypes],

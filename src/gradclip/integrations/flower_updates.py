@@ -84,7 +84,7 @@ def clipped_parameters(new: Arrays, old: Arrays, max_norm: float) -> ClippedUpda
         sent = [x.astype(o.dtype, copy=False) if i in counted else x for i, (x, o) in enumerate(pairs)]
         floats = [(sent[i], pairs[i][1]) for i in counted]
         updates = [np.asarray(x - o) for x, o in floats]
-        shorter, norm = clip_by_global_norm(updates, max_norm, nonfinite="skip")
+        shorter, norm = clip_by_global_norm(updates, max_norm, nonfinite="drop")
         if not (np.isfinite(norm) or all(np.isfinite(update).all() for update in updates)):
             return ClippedUpdate([o.copy() for _, o in pairs], clipped=False, finite=False)
         if _is_short(floats, float(norm), max_norm):
@@ -128,7 +128,7 @@ def adaptive_clip_inputs_inplace(input_arrays: MutableSequence[Any], clipping_no
     finite = all(np.isfinite(x).all() for x in floats)
     if finite and norm_at_most(floats, clipping_norm):
         return False
-    clipped = iter(clip_by_global_norm(floats, clipping_norm, nonfinite="skip")[0])
+    clipped = iter(clip_by_global_norm(floats, clipping_norm, nonfinite="drop")[0])
     for i, array in enumerate(input_arrays):
         if not _is_floating(np.asarray(array), i):
             continue

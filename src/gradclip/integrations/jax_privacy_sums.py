@@ -108,7 +108,7 @@ def planned(asked: Mapping[str, Any], argnums: int | tuple[int, ...]) -> Bounded
     clipped = translated(
         asked,
         argnums=argnums,
-        nonfinite="skip" if nan_safe else "propagate",
+        nonfinite="drop" if nan_safe else "propagate",
         pre_clipping_transform=None,
         return_norms=return_norms,
         sum_dtype=_sums_in(asked["dtype"]),
@@ -188,8 +188,8 @@ def clipped_fun(
     if grid_scale is not None:
         check_grid_scale(grid_scale, l2_clip_norm, rescale_to_unit_norm, normalize_by, nan_safe)
         dtype = None
-    policy: Policy = ("skip" if skips_whole_examples() else "zero") if nan_safe else "propagate"
-    together = policy == "skip" and not is_single_threshold(l2_clip_norm)
+    policy: Policy = ("drop" if skips_whole_examples() else "zero") if nan_safe else "propagate"
+    together = policy == "drop" and not is_single_threshold(l2_clip_norm)
     made = widened(fun, dtype, has_aux)
     clipped = translated(
         asked,

@@ -35,7 +35,7 @@ _ADAPTIVE = (
     "    history = rule.observe(history, norm)\n"
     "    optimizer.apply(clipped, model.trainable_variables)"
 )
-_EAGERLY = "Compile the model with run_eagerly=True, or pass nonfinite='skip' and read last_norm."
+_EAGERLY = "Compile the model with run_eagerly=True, or pass nonfinite='drop' and read last_norm."
 OF_KERAS = ("clipnorm", "global_clipnorm", "clipvalue")
 
 
@@ -53,7 +53,7 @@ def clipped(optimizer: type[Optimizer]) -> Callable[..., Optimizer]:
     accumulation steps, and divided by the loss scale.
 
     `last_norm` is the norm of the gradients before clipping, at the last update: with "variable" the largest norm of a
-    variable (under "skip" of those without NaN), with "value" the largest magnitude. `clipped_share` is the share of
+    variable (under "drop" of those without NaN), with "value" the largest magnitude. `clipped_share` is the share of
     updates so far with a norm above `max_norm`. Both are scalar tensors, stored in variables of the optimizer.
 
     The subclass is registered for saving. To load a saved optimizer, import this module first. For an optimizer that is

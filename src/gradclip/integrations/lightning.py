@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip._src.words import with_advice
 from gradclip.integrations import needed_for
-from gradclip.typing import Meshes, Ord, Policy, ProcessGroups, Threshold
+from gradclip.typing import Meshes, Ord, ProcessGroups, StepPolicy, Threshold
 
 with needed_for("lightning", "torch"):
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -59,7 +59,7 @@ class ClipCallback(Callback):
         max_norm: Threshold | AdaptiveThreshold | Sequence[Threshold | AdaptiveThreshold],
         ord: Ord = 2,
         *,
-        nonfinite: Policy = "propagate",
+        nonfinite: StepPolicy = "propagate",
         process_group: ProcessGroups = None,
         mesh: Meshes = None,
         monitor: Monitor | Sequence[Monitor] | None = None,

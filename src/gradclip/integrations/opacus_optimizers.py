@@ -107,7 +107,7 @@ class DPOptimizer(optimizers.DPOptimizer):
         self._check_batches(samples)
         for p in params:
             _check_processed_flag(p.grad_sample)
-        summed, info = per_example_clip(samples, self._max_norm, sum_dtype="float64", nonfinite="skip")
+        summed, info = per_example_clip(samples, self._max_norm, sum_dtype="float64", nonfinite="drop")
         for p, total in zip(params, summed, strict=True):
             p.summed_grad = total if p.summed_grad is None else p.summed_grad.add_(total)
             _mark_as_processed(p.grad_sample)

@@ -11,7 +11,7 @@ from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip._src.words import with_advice
 from gradclip.integrations import needed_for
-from gradclip.typing import Meshes, Ord, Policy, ProcessGroups, Threshold
+from gradclip.typing import Meshes, Ord, ProcessGroups, StepPolicy, Threshold
 
 with needed_for("transformers", "torch"):
     from torch.optim import Optimizer
@@ -65,7 +65,7 @@ class ClipCallback(TrainerCallback, ExportableState):
         max_norm: Threshold | AdaptiveThreshold,
         ord: Ord = 2,
         *,
-        nonfinite: Policy = "propagate",
+        nonfinite: StepPolicy = "propagate",
         process_group: ProcessGroups = None,
         mesh: Meshes = None,
         monitor: Monitor | None = None,

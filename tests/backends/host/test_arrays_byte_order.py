@@ -19,7 +19,7 @@ from gradclip import (
 from gradclip._src.inplace.norm import clip_grads_with_norm_
 
 SWAPPED = [np.dtype(code).newbyteorder("S") for code in ("f2", "f4", "f8", "c8", "c16")]
-POLICIES = ("propagate", "zero", "skip")
+POLICIES = ("propagate", "zero", "drop")
 THRESHOLDS = (0.0, 0.5, 5.0, 1e300)
 LAYOUTS = {
     "dense": lambda x: x,

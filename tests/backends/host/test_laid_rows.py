@@ -158,7 +158,7 @@ def test_large_leaves_whose_units_do_not_lie_in_one_piece_are_clipped_alone(monk
 
 @pytest.mark.parametrize("framework", HOST, ids=by_name)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("policy", ["propagate", "zero", "skip"])
+@pytest.mark.parametrize("policy", ["propagate", "zero", "drop"])
 def test_a_leaf_that_is_not_finite_changes_no_other(framework, bad, policy):
     rows = [[3.0, 4.0], [0.3, 0.4]]
     tree = [framework.array(x) for x in (rows, [[bad, 1.0], [6.0, 8.0]], rows)]
@@ -172,7 +172,7 @@ def test_a_leaf_that_is_not_finite_changes_no_other(framework, bad, policy):
         first, second, third = map(framework.to_numpy, result)
         for leaf in (first, third):
             assert np.allclose(leaf, [[0.6, 0.8], [0.3, 0.4]], rtol=1e-6)
-        expected = {"propagate": [math.nan] * 2, "zero": [0.0, 1.0], "skip": [0.0, 0.0]}[policy]
+        expected = {"propagate": [math.nan] * 2, "zero": [0.0, 1.0], "drop": [0.0, 0.0]}[policy]
         assert np.allclose(second, [expected, [0.6, 0.8]], rtol=1e-6, equal_nan=True)
 
 
@@ -246,12 +246,12 @@ def test_variables_of_tensorflow_are_assigned_to():
     assert held["b"].numpy().tolist() == [0.5]
 
 
-@pytest.mark.parametrize("policy", ["zero", "skip", "propagate"])
+@pytest.mark.parametrize("policy", ["zero", "drop", "propagate"])
 def test_what_is_not_finite_is_not_finite_in_a_copy_either(policy):
     matrix = np.array([[math.nan, 3.0], [1.0, 4.0]])
     for x in (matrix.copy(), np.repeat(matrix, 2, axis=1)[:, ::2]):
         gradclip.clip_grad_unit_norm_([SimpleNamespace(grad=x)], 1.0, unit_axis=1, nonfinite=policy)
-        first = {"zero": [0.0, 1.0], "skip": [0.0, 0.0], "propagate": [math.nan] * 2}[policy]
+        first = {"zero": [0.0, 1.0], "drop": [0.0, 0.0], "propagate": [math.nan] * 2}[policy]
         assert np.allclose(x, np.transpose([first, [0.6, 0.8]]), equal_nan=True)
 
 

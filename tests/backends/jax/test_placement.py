@@ -33,7 +33,7 @@ FUNCTIONAL = {
     "parts": lambda tree, c: partial_norm(tree).clip(tree, c),
     "raise": lambda tree, c: clip_by_global_norm(tree, c, nonfinite="raise")[0],
     "zero": lambda tree, c: clip_by_global_norm(tree, c, nonfinite="zero")[0],
-    "skip": lambda tree, c: clip_by_global_norm(tree, c, nonfinite="skip")[0],
+    "drop": lambda tree, c: clip_by_global_norm(tree, c, nonfinite="drop")[0],
 }
 OF_JAX = {
     "optax": lambda tree, c: optax.clip_by_global_norm(c).update(tree, None)[0],
@@ -152,7 +152,7 @@ def test_private_sums_are_those_of_numpy(dtype, options):
     assert jax.tree.map(int, info.num_clipped) == jax.tree.map(int, known.num_clipped)
 
 
-@pytest.mark.parametrize("nonfinite", ["propagate", "raise", "zero", "skip"])
+@pytest.mark.parametrize("nonfinite", ["propagate", "raise", "zero", "drop"])
 @pytest.mark.parametrize("bad", [None, np.nan, np.inf])
 @pytest.mark.parametrize("threshold", [0.5, 1e300])
 def test_mixed_gradients_in_place_stay_what_they_are(nonfinite, bad, threshold):

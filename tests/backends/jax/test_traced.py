@@ -84,7 +84,7 @@ def test_counts_of_what_is_traced_on_another_device(monkeypatch, dtype):
     assert max(written(ours)) < 512 * 768
 
 
-OPTIONS = [{"ord": 1}, {"ord": 3}, {"ord": math.inf}, {"nonfinite": "skip"}, {"nonfinite": "zero"}]
+OPTIONS = [{"ord": 1}, {"ord": 3}, {"ord": math.inf}, {"nonfinite": "drop"}, {"nonfinite": "zero"}]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -182,7 +182,7 @@ FINITE = (*NARROW, "float64")
 
 @jax.jit
 def clip_by_each_policy(trees):
-    return [{name: clip(tree, nonfinite=name) for name in ("propagate", "skip", "zero")} for tree in trees]
+    return [{name: clip(tree, nonfinite=name) for name in ("propagate", "drop", "zero")} for tree in trees]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -192,7 +192,7 @@ def test_policies(bad):
         found = clip_by_each_policy(trees)
     for dtype, results in zip(FINITE, found, strict=True):
         assert all(np.isnan(np.float64(x)).all() for x in results["propagate"])
-        assert not any(np.float64(x).any() for x in results["skip"])
+        assert not any(np.float64(x).any() for x in results["drop"])
         zeroed = np.concatenate(list(map(np.float64, results["zero"])))
         assert zeroed[1] == 0
         np.testing.assert_allclose(zeroed[[0, 3]], [0.6, 0.8], rtol=20 * float(jnp.finfo(dtype).eps))

@@ -121,7 +121,7 @@ def test_nonfinite_policies():
     clipped, norm = gradclip.clip_by_global_norm(tree, 1.0, nonfinite="zero")
     assert float(norm) == 5.0
     np.testing.assert_allclose(clipped["b"], [0.8, 0.0], rtol=2e-7)
-    clipped, _ = gradclip.clip_by_global_norm(tree, 1.0, nonfinite="skip")
+    clipped, _ = gradclip.clip_by_global_norm(tree, 1.0, nonfinite="drop")
     assert clipped["w"].numpy().tolist() == [0.0, 0.0]
     with pytest.raises(FloatingPointError, match=r"\['b'\]: 0 NaN, 1 infinite of 2 elements; \['w'\]: 1 NaN"):
         gradclip.clip_by_global_norm(tree, 1.0, nonfinite="raise")

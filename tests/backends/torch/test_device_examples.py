@@ -78,7 +78,7 @@ def test_long_rows_are_read_once_for_their_norms():
     assert factor < 13.5  # of which sums over only 8 examples, in float64, take some
 
 
-@pytest.mark.parametrize("nonfinite", ["skip", "zero", "propagate"])
+@pytest.mark.parametrize("nonfinite", ["drop", "zero", "propagate"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_same_operations_on_a_gpu(dtype, nonfinite):
     options = {"max_norm": 1.0, "nonfinite": nonfinite}
@@ -133,7 +133,7 @@ def test_float64_keeps_its_range(scale, max_norm, rule):
         assert math.isclose(float(info.norms), scale * math.sqrt(1 + 1 / 4 + 1 / 16), rel_tol=1e-12, abs_tol=5e-324 * 4)
 
 
-@pytest.mark.parametrize("nonfinite", ["skip", "zero", "propagate"])
+@pytest.mark.parametrize("nonfinite", ["drop", "zero", "propagate"])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_as_on_the_host(dtype, rule, nonfinite):
@@ -158,7 +158,7 @@ def test_as_on_the_host(dtype, rule, nonfinite):
         assert list(map(int, known.num_clipped)) == list(map(int, told.num_clipped))
 
 
-@pytest.mark.parametrize("nonfinite", ["skip", "zero", "propagate"])
+@pytest.mark.parametrize("nonfinite", ["drop", "zero", "propagate"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_blocks_change_nothing_but_the_order(dtype, nonfinite, monkeypatch):
     grads = [x.reshape(11, *shape) for x, shape in zip(drawn(dtype, 11, spread=1), ((3, 11), (7,)), strict=True)]
@@ -195,7 +195,7 @@ def most_allocated(call):
     return max(np.cumsum([e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]))
 
 
-@pytest.mark.parametrize("nonfinite", ["skip", "zero", "propagate"])
+@pytest.mark.parametrize("nonfinite", ["drop", "zero", "propagate"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 def test_no_copy_of_a_batch(dtype, nonfinite, monkeypatch):
     monkeypatch.setattr(device_examples, "_BLOCK", 1 << 14)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings(SILENT)
 THREE, TWO = ["sums", "decide", "scale"], ["sums", "decide"]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHAPES = [(30, 7), (500,), (5001,), (), (16,), (0,), (3, 4, 5, 6)]
-POLICIES = ("propagate", "skip", "zero")
+POLICIES = ("propagate", "drop", "zero")
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ TENSOR = "clip_grad_norm_, a tensor for max_norm"
 MORE = {
     TENSOR: (12, 0, 0),
     "clip_grad_layer_norm_": (2, 0, 0),
-    "clip_grad_norm_, skip": (5, 0, 1.05),
+    "clip_grad_norm_, drop": (5, 0, 1.05),
     "clip_grad_norm_, zero": (1, 1, 1.05),
     "clip_by_global_norm": (1, 0, 1.05),
     "clip_by_layer_norm": (1, 0, 1.05),
@@ -142,7 +142,7 @@ def test_policies(bad, dtype):
     spoiled, norm = clip(leaves, 6.5)
     assert not norm.isfinite()
     assert all(x.isnan().all() for x in spoiled)
-    skipped, _ = clip(leaves, 6.5, nonfinite="skip")
+    skipped, _ = clip(leaves, 6.5, nonfinite="drop")
     assert not any(x.any() for x in skipped)
     zeroed, norm = clip(leaves, 6.5, nonfinite="zero")
     assert norm == 13.0
@@ -241,7 +241,7 @@ def test_orders_below_1_hold_the_bound_too(dtype):
 
 
 def test_zeros_are_positive():
-    for max_norm, options in ((0.0, {}), (1.0, {"nonfinite": "skip"})):
+    for max_norm, options in ((0.0, {}), (1.0, {"nonfinite": "drop"})):
         leaves = [torch.tensor([3.0, math.nan if options else 4.0], dtype=dtype) for dtype in DTYPES[:3]]
         written, _ = clip(leaves, max_norm, **options)
         assert all(math.copysign(1, v) == 1 for x in written for v in x.tolist())

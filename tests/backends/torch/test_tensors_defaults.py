@@ -75,7 +75,7 @@ OF_FLOATS = {
     "vmap of batches": lambda: torch.func.vmap(lambda a: gradclip.per_example_clip(a, 1.0)[0])(FLOATS[None]),
     "portable": lambda: [
         gradclip.clip_by_global_norm(OF_DEVICE, 1.0, ord=ord, nonfinite=policy)
-        for ord, policy in ((2, "zero"), (3, "skip"), ("inf", "propagate"))
+        for ord, policy in ((2, "zero"), (3, "drop"), ("inf", "propagate"))
     ],
     "portable by value": lambda: gradclip.clip_by_value(OF_DEVICE, 1.0),
     "partial_norm": lambda: [gradclip.partial_norm(x).clip(x, 1.0) for x in (FLOATS, OF_DEVICE)],
@@ -86,7 +86,7 @@ OF_FLOATS = {
     "clip_grad_norm_, policy": lambda: [
         in_place(lambda ps, policy=policy: gradclip.clip_grad_norm_(ps, 1.0, nonfinite=policy))(x, x * math.nan)
         for x in (FLOATS, OF_DEVICE)
-        for policy in ("zero", "skip")
+        for policy in ("zero", "drop")
     ],
     "clip_grad_norm_, replaced": lambda: in_place(lambda ps: gradclip.clip_grad_norm_(ps, 1.0))(MORE[:1].expand(3)),
     "clip_grad_norm_, sparse": lambda: in_place(lambda ps: gradclip.clip_grad_norm_(ps, 1.0))(SPARSE)[0],

@@ -114,7 +114,7 @@ def facts(text):
 
 def test_the_page_says_when_by_which_version_and_policy_and_of_which_run(tmp_path):
     monitor = gradclip.Monitor()
-    monitor.record(1.0, 2.0, nonfinite="skip", skip_above=4.0)
+    monitor.record(1.0, 2.0, nonfinite="drop", skip_above=4.0)
     date = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
     context = {"seed": 0, "<b>": "x" * 300, "\x00": None}
     path = monitor.report(tmp_path / "a.html", context=context, date=date)
@@ -122,7 +122,7 @@ def test_the_page_says_when_by_which_version_and_policy_and_of_which_run(tmp_pat
     assert facts(text) == {
         "written": "2026-01-02 03:04 UTC",
         "by": version_text(),
-        "policy": "nonfinite=&quot;skip&quot;, skip_above=4",
+        "policy": "nonfinite=&quot;drop&quot;, skip_above=4",
         "seed": "0",
         "&lt;b&gt;": "x" * 199 + "…",
         "\\x00": "None",
@@ -135,7 +135,7 @@ def test_the_page_says_when_by_which_version_and_policy_and_of_which_run(tmp_pat
 def test_the_date_is_now_and_the_policy_is_that_of_the_last_call():
     monitor = gradclip.Monitor()
     assert facts(page(monitor._overview(), "a")).keys() == {"written", "by"}
-    for policy in ("skip", "zero"):
+    for policy in ("drop", "zero"):
         monitor.record(1.0, 2.0, nonfinite=policy)
     told = facts(page(monitor._overview(), "a"))
     assert told["policy"] == "nonfinite=&quot;zero&quot;"

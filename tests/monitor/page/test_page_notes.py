@@ -36,12 +36,12 @@ def test_notes():
 @pytest.mark.parametrize(
     ("policies", "capacity", "said"),
     [
-        (("skip", "skip"), 9, "They were skipped: their gradients became zeros."),
-        (("skip",), 9, "That step was skipped: its gradients became zeros."),
-        (("propagate", "propagate"), 9, '"skip" and "zero" prevent that.'),
-        (("skip", "propagate"), 9, '1 of those kept were not skipped. With nonfinite="propagate"'),
-        (("propagate", "skip"), 1, "Those that are kept were skipped"),
-        (("propagate", "propagate"), 1, '"skip" and "zero" prevent that.'),
+        (("drop", "drop"), 9, "They were skipped: their gradients became zeros."),
+        (("drop",), 9, "That step was skipped: its gradients became zeros."),
+        (("propagate", "propagate"), 9, '"drop" and "zero" prevent that.'),
+        (("drop", "propagate"), 9, '1 of those kept were not skipped. With nonfinite="propagate"'),
+        (("propagate", "drop"), 1, "Those that are kept were skipped"),
+        (("propagate", "propagate"), 1, '"drop" and "zero" prevent that.'),
     ],
 )
 def test_what_is_said_of_norms_that_are_not_finite_depends_on_what_was_done(policies, capacity, said):
@@ -55,7 +55,7 @@ def test_what_is_said_of_norms_that_are_not_finite_depends_on_what_was_done(poli
 
 def test_skipped_steps_are_not_counted_against_all_clipped():
     monitor = gradclip.Monitor()
-    monitor.record(np.array([2.0, np.nan]), 1.0, nonfinite="skip")
+    monitor.record(np.array([2.0, np.nan]), 1.0, nonfinite="drop")
     monitor.record(900.0, SimpleNamespace(threshold=1.0, skip_above=10.0))
     assert (monitor.clipped, monitor.skipped) == (1, 2)
     assert notes(shown(monitor))[0].startswith("100% of the steps")
@@ -80,7 +80,7 @@ def test_advice_knows_the_policy():
     assert skips.startswith("Steps above 4 times the threshold were skipped, not clipped.")
     assert skips.endswith("norms above 12 would be skipped.")
     assert about_proposal(monitor._overview(), none) == []
-    monitor.record(1.0, 2.0, nonfinite="skip")
+    monitor.record(1.0, 2.0, nonfinite="drop")
     assert about_proposal(monitor._overview(), advice) == []
     monitor.record(1.0, 5.0, nonfinite="zero")
     moved, zero = about_proposal(monitor._overview(), advice)

@@ -127,7 +127,7 @@ def test_what_is_asked_for_is_kept_and_shown():
     made = gradclip.clipped_grad(loss, 2.0, argnums=(0, 1), batch_argnums=2, microbatch_size="1 MiB", **asked)
     text = (
         f"ClippedFunction(fun={loss!r}, settings=PerExampleSettings(max_norm=2.0, per_layer=False, uniform=True, "
-        "nonfinite='skip', rule='automatic', gamma=0.5, sum_dtype=None, grid=None, to_unit=False), argnums=(0, 1), "
+        "nonfinite='drop', rule='automatic', gamma=0.5, sum_dtype=None, grid=None, to_unit=False), argnums=(0, 1), "
         "batch_argnums=(2,), has_aux=True, keep_batch_dim=True, return_values=False, return_norms=False, "
         "pre_clipping_transform=None, microbatch_size=Memory(bytes=1048576), pad_to=8, normalize_by=2.0, "
         "prng_argnum=None, unit='group', method='auto', assumed=False)"

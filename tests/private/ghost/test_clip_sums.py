@@ -20,7 +20,7 @@ EXAMPLES = 5
 STRUCTURES = ["product", "embedding", "tied", "made"]
 
 
-def sums_of(framework, gradients, shapes, threshold, target=CLIP, nonfinite="skip", mask=None):
+def sums_of(framework, gradients, shapes, threshold, target=CLIP, nonfinite="drop", mask=None):
     """Return the sums as lists of float64 numbers, and the norms."""
     near = torch.ones(1) if framework == "torch" else jnp.ones(1)
     backend = find([near], lambda: ["near"], threshold, mask)
@@ -46,7 +46,7 @@ def compiled(terms, threshold, mask):
     backend = find(jax.tree.leaves(terms), lambda: ["terms"], threshold, mask)
     given = terms if isinstance(terms, Made) else [PlacedTerms(place_of(3, 2), one) for one in terms]
     with backend.precision():
-        clipping, products = ExampleClipping(threshold, CLIP, Nonfinite.named("skip")), PRODUCTS["jax"](concrete=False)
+        clipping, products = ExampleClipping(threshold, CLIP, Nonfinite.named("drop")), PRODUCTS["jax"](concrete=False)
         (total,), norm = clipped_sums(products, backend, [given], [((3, 2), "float64")], clipping, mask)
         return total, norm.product()
 

@@ -5,7 +5,8 @@
 | `"propagate"` | every gradient becomes NaN, which makes the problem visible                  |
 | `"raise"`     | FloatingPointError that names the leaves; nothing is changed                 |
 | `"zero"`      | NaN and infinite elements count as 0, the rest is clipped                    |
-| `"skip"`      | the whole result is zeros                                                    |
+| `"drop"`      | the whole result is zeros                                                    |
+| `"skip"`      | where a step can be skipped: it is, and then nothing is changed              |
 
 Finite gradients whose squares overflow are finite: no policy applies to them.
 """
@@ -35,7 +36,7 @@ class Nonfinite:
         name: the user's name for it.
         raises: an error is raised, which requires reading the values.
         zeroes: non-finite elements count as 0.
-        blanks: the whole result becomes zeros.
+        blanks: the whole result becomes zeros. Where a step can be skipped, it is, and the user's name is "skip".
         tells: how a sum over private examples would reveal that one of them is not finite; empty if it does not.
 
     """
@@ -53,10 +54,18 @@ class Nonfinite:
 
     @classmethod
     def named(cls, nonfinite: object) -> Nonfinite:
-        """Return the policy with this name. Raises ValueError if it is not one of the four."""
-        if isinstance(nonfinite, str) and nonfinite in _POLICIES:
-            return _POLICIES[nonfinite]
-        raise ValueError(f"nonfinite must be one of {', '.join(map(repr, _POLICIES))}, got {shown(nonfinite)}.")
+        """Return the policy of a call with this name. Raises ValueError if it is not one of the four."""
+        return _named(nonfinite, _POLICIES, _NO_STEP)
+
+    @classmethod
+    def of_steps(cls, nonfinite: object) -> Nonfinite:
+        """Return the policy with this name, where a step can be skipped. Raises ValueError if it is not one of four."""
+        return _named(nonfinite, _OF_STEPS, _STEP)
+
+    @classmethod
+    def recorded(cls, nonfinite: object) -> Nonfinite:
+        """Return the policy that a call had, or a step. Raises ValueError if it is not one of the five."""
+        return _named(nonfinite, _POLICIES | _OF_STEPS, "")
 
     def check_visible(self, backend: Backend) -> None:
         """Raise a ValueError if the policy needs the values and the call is traced."""
@@ -82,21 +91,34 @@ class Nonfinite:
 
 
 PROPAGATE = Nonfinite(
-    "propagate", tells="under nonfinite='propagate' one NaN makes all of it NaN; pass nonfinite='skip' or 'zero'"
+    "propagate", tells="under nonfinite='propagate' one NaN makes all of it NaN; pass nonfinite='drop' or 'zero'"
 )
 RAISE = Nonfinite(
     "raise",
     raises=True,
-    tells="under nonfinite='raise' an error reveals that one holds NaN; pass nonfinite='skip' or 'zero'",
+    tells="under nonfinite='raise' an error reveals that one holds NaN; pass nonfinite='drop' or 'zero'",
 )
 ZERO = Nonfinite("zero", zeroes=True)
-SKIP = Nonfinite("skip", blanks=True)
-_POLICIES = {policy.name: policy for policy in (PROPAGATE, RAISE, ZERO, SKIP)}
+DROP = Nonfinite("drop", blanks=True)
+_POLICIES: dict[str, Nonfinite] = {policy.name: policy for policy in (PROPAGATE, RAISE, ZERO, DROP)}
+_OF_STEPS = {"skip" if policy.blanks else name: policy for name, policy in _POLICIES.items()}
+_NO_STEP = (
+    " 'skip' is for gradclip.clip_at_step, which skips the step. Here 'drop' makes zeros, or leaves an example out."
+)
+_STEP = " 'drop' makes zeros, with which an optimizer still steps. Here the step can be skipped: pass 'skip'."
 
 
-OUTSIDE = "Call it outside jit and vmap, or pass nonfinite='skip' and check the returned norm."
+def _named(nonfinite: object, policies: dict[str, Nonfinite], other: str) -> Nonfinite:
+    word = nonfinite if isinstance(nonfinite, str) else ""
+    if word in policies:
+        return policies[word]
+    why = other if word in _POLICIES or word in _OF_STEPS else ""
+    raise ValueError(f"nonfinite must be one of {', '.join(map(repr, policies))}, got {shown(nonfinite)}.{why}")
+
+
+OUTSIDE = "Call it outside jit and vmap, or pass nonfinite='drop' and check the returned norm."
 """The advice in an error about "raise" in traced code. Integrations that trace replace it."""
-TO_GO_ON = "To go on, skip this step, or pass nonfinite='skip' or 'zero'."
+TO_GO_ON = "To go on, skip this step, or pass another nonfinite=, such as 'zero'."
 """The advice in an error about NaN or infinity. Integrations without `nonfinite=` replace it."""
 
 

@@ -164,7 +164,7 @@ class PartialNorm:
         Args:
             tree: one part, unchanged since it was measured.
             max_norm: the threshold for the whole gradient, >= 0.
-            nonfinite: "propagate", "raise" or "skip": what to do if any part holds NaN or infinity, as in
+            nonfinite: "propagate", "raise" or "drop": what to do if any part holds NaN or infinity, as in
                 `gradclip.clip_by_global_norm`. "zero" is not possible here: replace non-finite elements with zeros
                 before you call `partial_norm`.
             where: which leaves count, the same that were measured. All others come back as they are.
@@ -227,7 +227,7 @@ class PartsInTurn(Holders):
         if not np.isfinite(self.known.value):
             raise FloatingPointError(
                 f"the norm of all parts is {self.whole.norm}: one of the parts holds NaN or infinity. To go on, leave "
-                "out this gradient, or pass nonfinite='skip'."
+                "out this gradient, or pass nonfinite='drop'."
             )
 
     def _check_counted(self, backend: Backend, arrays: Arrays, order: Order) -> None:

@@ -128,7 +128,7 @@ def clip_by_global_norm(
             negative value raises ValueError, but counts as 0 in an array that is traced or on an accelerator.
         ord: which norm, as in `global_norm`.
         nonfinite: what to do if the gradients contain NaN or infinity. "propagate": everything becomes NaN. "raise":
-            FloatingPointError; not in traced calls. "zero": they count as 0. "skip": everything becomes 0.
+            FloatingPointError; not in traced calls. "zero": they count as 0. "drop": everything becomes 0.
         axis_name: the mesh axes over which the leaves are sharded, as in `global_norm`.
         where: which leaves count, as in `global_norm`.
         integers: "raise" refuses integers, as there.

@@ -206,7 +206,7 @@ def clip_grad_norm_(
             parameters of one pattern share a norm. NaN and infinity in one part count for all. With thresholds C1, C2,
             ... the norm of all is at most sqrt(C1**2 + C2**2 + ...).
         ord: which norm, as in `gradclip.global_norm`.
-        nonfinite: "propagate", "raise", "zero" or "skip", as in `gradclip.clip_by_global_norm`.
+        nonfinite: "propagate", "raise", "zero" or "drop", as in `gradclip.clip_by_global_norm`.
         process_group: a process group of PyTorch, or a list of them, if each of its processes holds different gradients
             or different shards; all of them must call. Pass an empty list to clip on this process alone. Not needed for
             distributed tensors, which know their sharding, nor for DistributedDataParallel, which replicates gradients.

@@ -16,7 +16,7 @@ from gradclip._src.monitor.records import Columns, Counts, LayerTable, Overview,
 from gradclip._src.monitor.saved import State, from_lines, groups_of, to_line
 from gradclip._src.monitor.spikes import Spikes
 from gradclip._src.words import shown
-from gradclip.typing import Policy
+from gradclip.typing import Policy, StepPolicy
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -126,7 +126,7 @@ class Monitor:
         max_norm: object,
         layer_norms: object = None,
         *,
-        nonfinite: Policy = "propagate",
+        nonfinite: Policy | StepPolicy = "propagate",
         names: Sequence[str] | None = None,
         skip_above: float = math.inf,
         loss: object = None,
@@ -140,7 +140,7 @@ class Monitor:
             max_norm: the threshold of the step, or one for each step. Or a `gradclip.AdaptiveThreshold` after its call.
             layer_norms: a tree of the layers' norms, as `gradclip.layer_norms` and `gradclip.clip_by_layer_norm` return
                 it. With `names`, a vector of the layers' norms at one step.
-            nonfinite: the policy of the clipping call. With "skip", non-finite steps count as skipped.
+            nonfinite: the policy of the call or step. With "skip" or "drop", non-finite steps count as skipped.
             names: the names of the layers in that vector.
             skip_above: the `skip_above` of the clipping call, so that steps it skipped count as skipped. Not needed
                 with a `gradclip.AdaptiveThreshold`.

@@ -15,7 +15,7 @@ from gradclip._src.monitor.records import Handling, Layers, Step, nan_or, narrow
 from gradclip._src.thresholds.history import check_between
 from gradclip._src.tree import dotted, flatten
 from gradclip._src.words import shown, typed
-from gradclip.typing import Policy
+from gradclip.typing import Policy, StepPolicy
 
 _LARGEST = (
     "If each layer is clipped on its own, record the largest norm and the layers' norms: "
@@ -66,7 +66,7 @@ class Pending(NamedTuple):
         norm: object,
         max_norm: object,
         layer_norms: object,
-        nonfinite: Policy,
+        nonfinite: Policy | StepPolicy,
         names: tuple[str, ...] | None,
         skip_above: float = math.inf,
     ) -> "Pending":
@@ -93,7 +93,7 @@ class Pending(NamedTuple):
             layers, names = flat.leaves, tuple(flat.paths())
             for layer in layers:
                 _check("layer_norms", layer, norm)
-        handling = Handling(Nonfinite.named(nonfinite).name, factor)
+        handling = Handling(Nonfinite.recorded(nonfinite).name, factor)
         held = [_kept(layer) for layer in layers]
         return cls(_kept(norm), _kept(threshold), dotted(names or ()), held, handling)
 
@@ -155,7 +155,7 @@ def resolved(pending: Sequence[Pending], first: int) -> Iterator[FetchedStep]:
     """
     numbers = iter(fetched([value for one in pending for value in one.vectors]))
     for one in pending:
-        skips, skip_above = Nonfinite.named(one.handling.nonfinite).blanks, one.handling.skip_above
+        skips, skip_above = Nonfinite.recorded(one.handling.nonfinite).blanks, one.handling.skip_above
         norms, max_norms, *layers = [next(numbers) for _ in one.vectors]
         several = max_norms.tolist() * (len(norms) if len(max_norms) == 1 else 1)
         losses = [math.nan] * len(norms) if one.note.loss is None else list(map(nan_or, layers.pop().tolist()))

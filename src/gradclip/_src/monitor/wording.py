@@ -74,14 +74,14 @@ def one_bad_step(nan: bool) -> Proposal:
     """Return what proposes to clip the spike, or to skip the step, that ended a run that was well."""
     if nan:
         return lambda values: (
-            f'One bad step ended the run. Pass nonfinite="skip", and to clip only spikes max_norm = {values[0]:g}'
+            f'One bad step ended the run. Pass nonfinite="drop", and to clip only spikes max_norm = {values[0]:g}'
         )
     return lambda values: f"One bad step ended the run. To clip only spikes: max_norm = {values[0]:g}"
 
 
 def one_bad_step_at(moving: bool) -> Proposal:
     """Return what proposes to skip the step with NaN that ended a run whose threshold did its work."""
-    skip = 'One bad step ended the run. Pass nonfinite="skip".'
+    skip = 'One bad step ended the run. Pass nonfinite="drop".'
     return lambda values: f"{skip} {leave(moving)(values)}"
 
 
@@ -160,11 +160,11 @@ def on_policy(columns: Columns) -> tuple[str, ...]:
     finite, skipped = columns.finite, columns.skipped
     kinds = (
         (finite & skipped, "with a finite norm {} skipped: above skip_above times the threshold."),
-        (~finite & skipped, 'with a norm that is NaN or infinite {} skipped, as nonfinite="skip" says.'),
+        (~finite & skipped, "with a norm that is NaN or infinite {} skipped, as nonfinite= says."),
         (
             ~finite & ~skipped,
             "with a norm that is NaN or infinite {} not skipped. Unless the loop tests the norm, the weights become "
-            'NaN: pass nonfinite="skip".',
+            'NaN: pass nonfinite="drop".',
         ),
     )
     return tuple(_steps(int(which.sum()), text) for which, text in kinds if which.any())

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from gradclip._src.backends import whole_scalar
 from gradclip._src.backends.torch.tensors import tensor_of, without_values
-from gradclip._src.core.nonfinite import PROPAGATE, SKIP, Nonfinite
+from gradclip._src.core.nonfinite import DROP, PROPAGATE, Nonfinite
 from gradclip._src.core.norms import Order
 from gradclip._src.distributed.processes import ONE_PROCESS, Processes, processes_of, telling
 from gradclip._src.inplace.groups import ParameterPart, parts_of
@@ -25,7 +25,7 @@ from gradclip._src.step.within import Request, check_fused, check_listed_once, c
 from gradclip._src.step.wrapped import parameters_of, unwrapped
 from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip._src.words import with_advice
-from gradclip.typing import Meshes, Ord, Policy, ProcessGroups, Threshold
+from gradclip.typing import Meshes, Ord, ProcessGroups, StepPolicy, Threshold
 
 _SAYING_NOTHING = frozenset(("params", "param_names", "initial_lr"))
 """Keys of parameter groups that do not change how gradients are clipped. Schedulers add the last."""
@@ -53,7 +53,7 @@ class ClippingBeforeStep(StepClipping):
         # GradScaler has seen what is not finite, and skips the step.
         policy = PROPAGATE if request.nonfinite.raises and "found_inf" in vars(optimizer) else request.nonfinite
         scaled = self._scaled if self._scaled is not None and self._scaled.scaler is not None else None
-        policy = policy if scaled is None else SKIP
+        policy = policy if scaled is None else DROP
         where: dict[str, Any] = {"process_group": request.process_group, "mesh": request.mesh}
         common, several = any("max_norm" not in group for group in groups), have_thresholds(groups)
         if several:
@@ -121,7 +121,7 @@ def clip_at_step(
     max_norm: Threshold | AdaptiveThreshold,
     ord: Ord | Order = 2,
     *,
-    nonfinite: Policy = "propagate",
+    nonfinite: StepPolicy = "propagate",
     process_group: ProcessGroups = None,
     mesh: Meshes = None,
     monitor: Monitor | None = None,
@@ -200,7 +200,7 @@ def clip_at_step(
         params = ParameterList.of(groups_of(found), own_thresholds=True)
     processes = processes_of(params, process_group, mesh, each=True)
     with processes.agreeing():
-        request = Request(Order.parse(ord), Nonfinite.named(nonfinite), process_group, mesh)
+        request = Request(Order.parse(ord), Nonfinite.of_steps(nonfinite), process_group, mesh)
         check_unclipped(found)
         if monitor is not None:
             check_monitor(monitor)

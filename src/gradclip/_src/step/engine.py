@@ -142,7 +142,7 @@ class EngineClipping:
         value = float(norm)
         self.norm = value if value >= 0 else math.nan
         finite = math.isfinite(self.norm)
-        policy: Policy = "skip" if skipped and not finite else "propagate"
+        policy: Policy = "drop" if skipped and not finite else "propagate"
         kept = self._max_norm
         if isinstance(kept, AdaptiveThreshold):
             seen = Seen(finite, finite and self.norm > threshold, finite and skipped)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from gradclip._src.core.nonfinite import SKIP, Nonfinite
+from gradclip._src.core.nonfinite import DROP, Nonfinite
 from gradclip._src.core.norms import Order
 from gradclip._src.distributed.processes import processes_of, telling
 from gradclip._src.monitor.monitor import Monitor
@@ -33,7 +33,7 @@ from gradclip._src.step.within import (
 from gradclip._src.step.wrapped import parameters_of
 from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip._src.words import with_advice
-from gradclip.typing import Meshes, Ord, Policy, ProcessGroups, Threshold
+from gradclip.typing import Meshes, Ord, ProcessGroups, StepPolicy, Threshold
 
 
 class FusedClipping(StepClipping):
@@ -102,7 +102,7 @@ class FusedClipping(StepClipping):
         if self._monitor is not None:
             self._monitor.watched(last.each)
             # GradScaler skips what is not finite.
-            policy = (SKIP if scaled else request.nonfinite).name
+            policy = (DROP if scaled else request.nonfinite).name
             self._monitor.record(last.norm, self._max_norm, nonfinite=policy)
 
     def _skip(self) -> None:
@@ -132,7 +132,7 @@ def fold_into(
     max_norm: Threshold | AdaptiveThreshold,
     ord: Ord | Order = 2,
     *,
-    nonfinite: Policy = "propagate",
+    nonfinite: StepPolicy = "propagate",
     process_group: ProcessGroups = None,
     mesh: Meshes = None,
     monitor: Monitor | None = None,
@@ -198,7 +198,7 @@ def fold_into(
         params = ParameterList.of(listed)
     processes = processes_of(params, process_group, mesh)
     with processes.agreeing():
-        request = Request(Order.parse(ord), Nonfinite.named(nonfinite), process_group, mesh)
+        request = Request(Order.parse(ord), Nonfinite.of_steps(nonfinite), process_group, mesh)
         _check_foldable(optimizer, request.nonfinite)
         check_unclipped(optimizer)
         if monitor is not None:

@@ -300,7 +300,7 @@ def clip_in_backward(
         max_norm: the threshold of the global norm, or a dict with one threshold per parameter, by name. Frozen
             parameters need none.
         ord: which norm, as in `gradclip.global_norm`, except `-inf`.
-        nonfinite: "propagate", "raise", "zero" or "skip", applied to each parameter separately.
+        nonfinite: "propagate", "raise", "zero" or "drop", applied to each parameter separately.
 
     Returns:
         A `ClippedInBackward`: `.norms` has the norms before clipping and `.thresholds` the thresholds, both by name.

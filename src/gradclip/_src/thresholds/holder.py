@@ -112,7 +112,7 @@ class AdaptiveThreshold:
 
     @property
     def skipped(self) -> int:
-        """The number of steps skipped, by `skip_above` or by `nonfinite="skip"`."""
+        """The number of steps skipped, by `skip_above` or by `nonfinite="drop"` and `"skip"`."""
         return int(self._counts["skipped"])
 
     # Called by the clipping functions

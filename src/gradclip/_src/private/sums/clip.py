@@ -51,7 +51,7 @@ def per_example_clip(
     per_layer: bool = False,
     uniform: bool = True,
     mask: Mask = None,
-    nonfinite: Policy = "skip",
+    nonfinite: Policy = "drop",
     rule: RuleName = "clip",
     gamma: float = 0.01,
     sum_dtype: WideDtype | None = None,
@@ -74,7 +74,7 @@ def per_example_clip(
         uniform: how `per_layer` divides C. True: C_k = C / sqrt(K) for K leaves. False: C_k = C * sqrt(D_k / D), for
             D_k of an example's D elements in leaf k.
         mask: booleans of shape (batch,). False marks padding, which contributes exactly zero, whatever it holds.
-        nonfinite: the policy for an example with NaN or infinities, as in `gradclip.clip_by_global_norm`. With "skip"
+        nonfinite: the policy for an example with NaN or infinities, as in `gradclip.clip_by_global_norm`. With "drop"
             it contributes exactly zero, and the other examples are unaffected. With `per_layer` or a tree of
             thresholds, this holds for each part of an example that has a norm of its own.
         rule: one of the table. An example of zeros contributes zeros under every rule.

@@ -149,7 +149,7 @@ def clipped_sum_sensitivity(
     unit: Unit = "example",
     rule: RuleName = "clip",
     per_layer: bool = False,
-    nonfinite: Policy = "skip",
+    nonfinite: Policy = "drop",
     normalize_by: float = 1.0,
     to_unit: bool = False,
     batch_size: int | None = None,

@@ -140,7 +140,7 @@ class PerExampleSettings:
     max_norm: Thresholds
     per_layer: bool = False
     uniform: bool = True
-    nonfinite: Policy = "skip"
+    nonfinite: Policy = "drop"
     rule: RuleName = "clip"
     gamma: float = 0.01
     sum_dtype: WideDtype | None = None
@@ -169,7 +169,7 @@ class PerExampleSettings:
             if self.policy.spoils:
                 raise ValueError(
                     f"nonfinite={self.nonfinite!r} shows an example with NaN by a sum of NaN, but sums on a grid are "
-                    "integers. Pass nonfinite='skip', 'zero' or 'raise', or leave out grid."
+                    "integers. Pass nonfinite='drop', 'zero' or 'raise', or leave out grid."
                 )
 
     @property

@@ -22,7 +22,7 @@ from gradclip._src.core.derivative import ClipRule
 from gradclip._src.core.formats import FLOAT64
 from gradclip._src.core.holders import ALONE
 from gradclip._src.core.layouts import EXAMPLE, EXAMPLE_ALONE
-from gradclip._src.core.nonfinite import SKIP, Nonfinite
+from gradclip._src.core.nonfinite import DROP, Nonfinite
 from gradclip._src.core.norms import EUCLIDEAN, Norm, norm_dtype, relative_error, settled
 from gradclip._src.core.pipeline import decide
 from gradclip._src.core.protocols import Backend
@@ -192,7 +192,7 @@ class Batch(NamedTuple):
         backend, clipping = self.backend, self.clipping
         if backend.concrete or clipping.target.integers:
             return self
-        return self._replace(arrays=backend.zeroed(self.arrays), clipping=replace(clipping, nonfinite=SKIP))
+        return self._replace(arrays=backend.zeroed(self.arrays), clipping=replace(clipping, nonfinite=DROP))
 
     def _in_two_readings(self, mask: Array | None) -> Summed:
         backend, arrays, clipping = self.backend, self.arrays, self.clipping
