@@ -50,7 +50,7 @@ def main():
         if step in (1, 50, 100, STEPS):
             last = monitor.last
             print(f"step {step:3d}: loss {loss:.4f}, gradient norm {last.norm:.3f}, times {last.coefficient:.3f}")
-    print(f"clipped to norm {MAX_NORM:g} in {monitor.clipped} of {STEPS} steps")
+    print(f"clipped to norm {MAX_NORM:g} in {monitor.num_clipped} of {STEPS} steps")
     print("the largest median norms of layers:")
     for name, norm in monitor.top_layers.items():
         print(f"  {name}: {norm:.3f}")

@@ -190,8 +190,8 @@ def test_names_that_advice_gives_are_there(name):
         (lambda: gradclip.clipped_grad(max, 1.0, in_axes=(None, 0)), "'in_axes'. Pass batch_argnums= instead."),
         (
             lambda: gradclip.clipped_grad(max, 1.0, noise_multiplier=1.1),
-            "'noise_multiplier'. gradclip adds no noise: add it to the sum, with "
-            "clipped.sensitivity().noise_std(noise_multiplier).",
+            "'noise_multiplier'. Noise is added to the sum, by gradclip.add_noise(summed, clipped.sensitivity(), "
+            "noise_multiplier).",
         ),
         (
             lambda: gradclip.AdaptiveThreshold(quantile=0.9),

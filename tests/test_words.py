@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gradclip
-from gradclip._src.words import listed
+from gradclip._src.words import listed, warn_of_retired
 
 COUNT = 3000
 TREE = {f"layer{i}": np.full(2, np.nan) for i in range(COUNT)}
@@ -64,3 +64,11 @@ def test_ten_are_listed_in_full():
     assert listed([str(i) for i in range(10)]) == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9"
     assert listed([str(i) for i in range(12)], "; ").endswith("; 9; and 2 more")
     assert listed([]) == ""
+
+
+def test_a_retired_name_warns_where_it_is_used():
+    with pytest.warns(
+        DeprecationWarning, match=r"^gradclip\.old is retired and goes in 0\.4\. Use gradclip\.new\.$"
+    ) as told:
+        warn_of_retired("old", "new", "0.4")
+    assert told[0].filename == __file__

@@ -66,7 +66,7 @@ curves = {}
 for name, max_norm in ways.items():
     monitor = gradclip.Monitor()
     model, curves[name], right = train(max_norm, monitor)
-    print(f"{name:12} test accuracy {right:.0%}, {monitor.skipped} skipped")
+    print(f"{name:12} test accuracy {right:.0%}, {monitor.num_skipped} skipped")
 
 spikes = sorted(monitor.spikes, key=lambda spike: spike.step)
 print("spikes at steps", [spike.step for spike in spikes])

@@ -28,7 +28,7 @@ Train with differential privacy
   the same for any function of one example               clipped_fun(fun, max_norm)
   the same from per-example gradients you have           per_example_clip(grads, max_norm)
   the sensitivity, to scale the noise by                 .sensitivity(), clipped_sum_sensitivity(max_norm)
-  test that code keeps its promised sensitivity          check_sensitivity(fun, examples, promised)
+  test that code keeps its promised sensitivity          check_sensitivity(fun, examples, sensitivity)
   bound the epsilon of a run from below, by canaries     audited_epsilon, from the scores of its canaries
   batches sampled as accountants assume                  PoissonBatches(n, rate, steps)
   noise for the sum, drawn exactly                       add_noise, with rng="system"

@@ -28,12 +28,12 @@ def attack(rng):
     for _ in range(6):
         exponent = level + int(rng.choice([0, 1, 2, 10, 200 if dtype == "float32" else 2000]))
         x = _gradient(rng, dtype, exponent)
-        skipped = max_norm.skipped
+        skipped = max_norm.num_skipped
         one = SimpleNamespace(grad=framework.array(x, dtype))
         with framework.mode():
             gradclip.clip_grad_norm_([one], max_norm, ord)
-        told = f"{framework.name} {dtype}, ord {ord}, {max_norm} at {float(max_norm.threshold)}: {x}"
-        _check(x, framework.to_numpy(one.grad), max_norm, ord, max_norm.skipped > skipped, told)
+        told = f"{framework.name} {dtype}, ord {ord}, {max_norm} at {float(max_norm.max_norm)}: {x}"
+        _check(x, framework.to_numpy(one.grad), max_norm, ord, max_norm.num_skipped > skipped, told)
 
 
 def _gradient(rng, dtype, exponent):
@@ -43,7 +43,7 @@ def _gradient(rng, dtype, exponent):
 
 
 def _check(x, y, max_norm, ord, skipped, told):
-    true, threshold = norm([x], ord), float(max_norm.threshold)
+    true, threshold = norm([x], ord), float(max_norm.max_norm)
     assert np.isfinite(y).all(), told
     assert at_most([y], ord, threshold), told
     if threshold == math.inf:

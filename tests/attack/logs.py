@@ -40,7 +40,7 @@ def attack(rng):
     assert found == expected, (kind, found[:3], expected[:3], content[:300])
     clipped = sum(row["clipped"] < row["norm"] for row in rows)
     if kind != "text":
-        assert Summary.of(log).counts.clipped == clipped, (kind, clipped, content[:300])
+        assert Summary.of(log).counts.num_clipped == clipped, (kind, clipped, content[:300])
 
 
 def _run(rng):

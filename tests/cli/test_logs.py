@@ -39,7 +39,7 @@ def test_numbers_as_json(log):
     found = json.loads(run("advise", log, "--json").output)
     assert (found["steps"], found["max_norm"], found["max_norm_is_assumed"]) == (40, 1.0, True)
     found = json.loads(run("replay", log, "--json", "--rule", "2", "--rule", "inf").output)
-    assert [(one["rule"], one["share_clipped"], one["spikes_stopped"]) for one in found["rules"]] == [
+    assert [(one["rule"], one["clipped_share"], one["spikes_stopped"]) for one in found["rules"]] == [
         ("2", 0.025, 1),
         ("inf", 0.0, 0),
     ]

@@ -134,7 +134,7 @@ def test_a_policy_is_known_by_its_effects_and_not_by_its_name(monkeypatch):
     monkeypatch.setitem(nonfinite._POLICIES, "drop", nonfinite.Nonfinite("drop", blanks=True))
     monitor = gradclip.Monitor()
     monitor.record(math.nan, 1.0, nonfinite="drop")
-    assert (monitor.skipped, monitor.nonfinite) == (1, 1)
+    assert (monitor.num_skipped, monitor.num_nonfinite) == (1, 1)
     weight = torch.zeros(2, requires_grad=True)
     optimizer = torch.optim.SGD([weight], 0.1)
     guarded = gradclip.guard(optimizer, 1.0)
@@ -142,5 +142,5 @@ def test_a_policy_is_known_by_its_effects_and_not_by_its_name(monkeypatch):
     gradclip.clip_grad_norm_([weight], 1.0, nonfinite="drop")
     with pytest.warns(gradclip.ClippingWarning, match="A step was skipped"):
         optimizer.step()
-    assert guarded.skipped == 1
+    assert guarded.num_skipped == 1
     guarded.remove()

@@ -25,7 +25,7 @@ def norms_of_steps(clip):
         if step == 2:
             full[-1] = math.nan
         clip(full * (step != 3), max_norm)
-        same_everywhere(torch.as_tensor(max_norm.max_norm))
+        same_everywhere(torch.as_tensor(max_norm.next_max_norm))
     return max_norm
 
 
@@ -38,7 +38,7 @@ def of_one_process():
 def check_like_one_process(found):
     expected = of_one_process()
     close(torch.as_tensor(float(found.max_norm)), torch.as_tensor(float(expected.max_norm)))
-    counts = [(one.steps, one.clipped, one.skipped, int(one.history.count)) for one in (found, expected)]
+    counts = [(one.steps, one.num_clipped, one.num_skipped, int(one.history.count)) for one in (found, expected)]
     assert counts[0] == counts[1]
     assert counts[0][0] == 10
     assert counts[0][2] == 1
@@ -50,7 +50,7 @@ def distributed_tensors():
     def clip(full, max_norm):
         p = parameter(full, mesh, [Shard(0)])
         gradclip.clip_grad_norm_([p], max_norm, nonfinite="drop")
-        assert p.grad.full_tensor().norm() <= max_norm.threshold
+        assert p.grad.full_tensor().norm() <= max_norm.max_norm
 
     check_like_one_process(norms_of_steps(clip))
 

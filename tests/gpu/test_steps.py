@@ -117,7 +117,7 @@ def test_an_adaptive_threshold_that_skips(kind):
     for scale in (1.0, 100.0, 1.0):
         weight.grad = numbers(3.0, 4.0) * scale
         optimizer.step()
-    assert (clipping.max_norm.steps, clipping.max_norm.skipped) == (3, 1)
+    assert (clipping.max_norm.steps, clipping.max_norm.num_skipped) == (3, 1)
     np.testing.assert_allclose(on_host([weight])[0], [-6.0, -8.0], rtol=1e-5)
 
 
@@ -143,7 +143,7 @@ def test_a_monitor_of_a_fused_step():
         with ON.waiting_is_an_error():
             optimizer.step()
     assert [one.norm for one in monitor.records] == pytest.approx([5.0, 0.5], rel=1e-6)
-    assert (monitor.steps, monitor.clipped) == (2, 1)
+    assert (monitor.steps, monitor.num_clipped) == (2, 1)
 
 
 def test_gradients_that_lie_otherwise_than_their_parameters():

@@ -129,7 +129,7 @@ def test_too_many_skipped_steps_raise(way):
     with pytest.raises(gradclip.ClippingError, match="5 steps in a row were skipped, and stop_after is 5"):
         list(map(once, range(30)))
     assert taken[-1] == (16 if way == "loop" else 15)  # where a loop leaves a step out, the next call shows it
-    assert watched.skipped == 9
+    assert watched.num_skipped == 9
     assert [one.kind for one in watched.reports] == ["skipped"]
     watched.remove()
 

@@ -112,10 +112,10 @@ def test_an_adaptive_threshold_that_has_skipped_steps_before():
     for norm in (100.0, 100.0, 1e5, 100.0):
         weight.grad = torch.tensor([0.6, 0.8]) * norm
         gradclip.clip_grad_norm_([weight], max_norm)
-    assert max_norm.skipped == 1
+    assert max_norm.num_skipped == 1
     guard = gradclip.guard(optimizer, max_norm, every=1)
     trained(model, optimizer, guard, lambda: gradclip.clip_grad_norm_(model.parameters(), max_norm))
-    assert guard.skipped == 0
+    assert guard.num_skipped == 0
 
 
 # Mistakes beside such thresholds
@@ -165,4 +165,4 @@ def test_the_first_step_that_a_known_adaptive_threshold_skips():
     with pytest.warns(gradclip.ClippingWarning, match="A step was skipped"):
         optimizer.step()
     guard.remove()
-    assert guard.skipped == 1
+    assert guard.num_skipped == 1

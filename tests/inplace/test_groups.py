@@ -143,7 +143,7 @@ def test_an_adaptive_threshold_follows_the_norm_of_its_group(framework):
             assert numbers(framework, a, b) == numbers(framework, c, d)
         for one, other in ((own, alone), (common, beside)):
             assert one.state_dict() == other.state_dict()
-    assert own.skipped == 1
+    assert own.num_skipped == 1
 
 
 @pytest.mark.parametrize("framework", EAGER, ids=by_name)
@@ -153,7 +153,7 @@ def test_a_step_that_is_not_finite_elsewhere_is_skipped_for_an_adaptive_threshol
         for bad in (1.0, math.nan):
             a, b = holders(framework, [3.0, 4.0], [bad, 0.0])
             gradclip.clip_grad_norm_([{"params": [a], "max_norm": own}, {"params": [b]}], 1.0, nonfinite="drop")
-    assert (own.steps, own.skipped, own.clipped, float(own.norm)) == (2, 1, 0, 5.0)
+    assert (own.steps, own.num_skipped, own.num_clipped, float(own.norm)) == (2, 1, 0, 5.0)
 
 
 def groups_of(first, second, threshold=0.5):
@@ -230,4 +230,4 @@ def test_infinite_norms_of_finite_gradients(dtype):
     assert norm == math.inf
     assert one.grad.tolist() == [largest] * 4
     assert other.grad.tolist() == pytest.approx([0.6, 0.8], rel=1e-6)
-    assert (own.steps, own.skipped) == (1, 0)
+    assert (own.steps, own.num_skipped) == (1, 0)

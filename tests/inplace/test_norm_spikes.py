@@ -57,7 +57,7 @@ def test_a_call_that_raises_leaves_a_record_but_is_no_step(framework):
     (spike,) = monitor.spikes
     assert (spike.raised, spike.step, spike.context, spike.loss) == (True, 11, "batch 11", 5.5)
     assert [layer.name for layer in spike.layers if not layer.finite] == ["head"]
-    assert (monitor.steps, monitor.nonfinite, monitor.last.step, monitor.last.loss) == (11, 0, 11, 6.0)
+    assert (monitor.steps, monitor.num_nonfinite, monitor.last.step, monitor.last.loss) == (11, 0, 11, 6.0)
 
 
 @pytest.mark.after_error
@@ -73,7 +73,7 @@ def test_another_error_leaves_no_record_and_the_note():
 
 def test_no_layers_are_measured_if_no_spikes_are_kept():
     monitor = run("drop", math.nan, keep_spikes=0)
-    assert (monitor.spikes, monitor.nonfinite, monitor.watching()) == ([], 1, None)
+    assert (monitor.spikes, monitor.num_nonfinite, monitor.watching()) == ([], 1, None)
 
 
 def test_a_monitor_that_keeps_one_step_finds_the_same_spike():

@@ -57,9 +57,9 @@ def test_chained_optimizers_share_the_threshold_and_skip():
         chain.step()
     # Norms 5, 50 and 30 with thresholds inf, 10 and 10: the second step is above 4 times 10 and skipped.
     assert [one.weight for one in chain.chained_optimizers] == pytest.approx([-3.0, -14.0, 0.0])
-    assert (clipping.max_norm.clipped, clipping.max_norm.skipped) == (1, 1)
+    assert (clipping.max_norm.num_clipped, clipping.max_norm.num_skipped) == (1, 1)
     assert monitor.counts == (3, 1, 1, 0)
-    assert clipping.max_norm.threshold == 10.0
+    assert clipping.max_norm.max_norm == 10.0
     clipping.remove()
     assert vars(shared) == vars(other.config) == {"clip_grad": 1.0, "grad_norm_skip_threshold": math.inf}
     assert "step" not in vars(chain)
@@ -72,7 +72,7 @@ def test_a_step_that_its_own_setting_skips_counts_as_skipped():
         optimizer.main_grad = gradient
         optimizer.step()
     assert monitor.counts == (3, 1, 1, 0)
-    assert (clipping.max_norm.clipped, clipping.max_norm.skipped) == (1, 1)
+    assert (clipping.max_norm.num_clipped, clipping.max_norm.num_skipped) == (1, 1)
 
 
 def test_a_threshold_that_is_assigned_later_skips_nothing():

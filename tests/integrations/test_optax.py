@@ -224,7 +224,7 @@ def test_a_threshold_that_follows_feeds_a_monitor():
     for factor in (1.0, 3.0, 100.0):
         _, state = transform.update(factor * jnp.array([3.0, 4.0]), state)
         monitor.record(state.norm, state.max_norm, skip_above=4.0)
-    assert (monitor.clipped, monitor.skipped) == (state.clipped, state.skipped) == (1, 1)
+    assert (monitor.num_clipped, monitor.num_skipped) == (state.num_clipped, state.num_skipped) == (1, 1)
 
 
 def test_the_state_with_the_norm_feeds_a_monitor():

@@ -37,7 +37,7 @@ def test_each_step_is_clipped_by_what_was_before():
     after, thresholds, state = run(adaptive_clip_by_global_norm(RULE, nonfinite="drop"), NORMS)
     np.testing.assert_allclose(after, [5.0, 10.0, 0.0, 0.0, 10.0, 7.0, 0.0, 6.0, 0.1], rtol=1e-6)
     np.testing.assert_allclose(thresholds, THRESHOLDS, rtol=1e-6)
-    assert (int(state.clipped), int(state.skipped)) == (1, 2)
+    assert (int(state.num_clipped), int(state.num_skipped)) == (1, 2)
     np.testing.assert_allclose(state.norm, 0.1, rtol=1e-6)
 
 
@@ -50,7 +50,7 @@ def test_nan_is_seen_unless_it_is_skipped_and_kills_nothing():
 def test_spikes_may_become_zeros():
     after, _, state = run(adaptive_clip_by_global_norm(RULE, skip_above=10.0), [1.0, 1.0, 19.0, 21.0, 1.0])
     np.testing.assert_allclose(after, [1.0, 1.0, 2.0, 0.0, 1.0], rtol=1e-6)
-    assert (int(state.clipped), int(state.skipped)) == (1, 1)
+    assert (int(state.num_clipped), int(state.num_skipped)) == (1, 1)
 
 
 def test_a_spike_beside_what_counts_as_zero_is_one():
@@ -59,7 +59,7 @@ def test_a_spike_beside_what_counts_as_zero_is_one():
     for norm in (1.0, 1000.0):
         updates, state = transform.update(jnp.array([math.nan, 0.6 * norm, 0.8 * norm]), state)
     assert updates.tolist() == [0.0, 0.0, 0.0]
-    assert (int(state.clipped), int(state.skipped)) == (0, 1)
+    assert (int(state.num_clipped), int(state.num_skipped)) == (0, 1)
 
 
 def test_sparse_updates_of_a_spike_become_zeros():
@@ -81,7 +81,7 @@ def test_it_chains_scans_and_trains():
 
     (params, state), norms = jax.lax.scan(step, (PARAMS, optimizer.init(PARAMS)), jnp.array([1.0, 2.0, 100.0]))
     np.testing.assert_allclose(norms, [1.0, 2.0, 100.0], rtol=1e-6)
-    assert int(state[0].clipped) == 2
+    assert int(state[0].num_clipped) == 2
     assert params["w"][0] < 1.0
 
 
@@ -107,7 +107,7 @@ def test_a_skipped_step_leaves_everything_as_it_was(make):
         else:
             assert not np.any(updates["w"])
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), state.inner, expected)
-    assert (int(state.clip.skipped), int(state.clip.clipped)) == (3, 0)
+    assert (int(state.clip.num_skipped), int(state.clip.num_clipped)) == (3, 0)
 
 
 def test_what_is_not_skipped_is_clipped():
@@ -193,10 +193,10 @@ def test_finite_spikes_with_a_norm_beyond_float32_are_skipped(policy, compiled):
     for value, left, counts in ((1.0, 200**0.5, (0, 0)), (3e37, 0.0, (0, 1)), (2.5, 2 * 200**0.5, (1, 1))):
         updates, state = compiled(transform.update)({"empty": jnp.zeros(0), "w": jnp.full(200, value)}, state)
         assert float(jnp.linalg.norm(updates["w"])) == pytest.approx(left, rel=1e-5)
-        assert (int(state.clipped), int(state.skipped)) == counts
+        assert (int(state.num_clipped), int(state.num_skipped)) == counts
     updates, state = transform.update({"empty": jnp.zeros(0), "w": jnp.full(200, jnp.inf)}, state)
     assert bool(jnp.isnan(updates["w"]).all()) == (policy == "propagate")
-    assert int(state.skipped) == 1 + (policy == "drop")
+    assert int(state.num_skipped) == 1 + (policy == "drop")
 
 
 @pytest.mark.parametrize("policy", ["propagate", "drop", "zero"])
@@ -207,6 +207,6 @@ def test_a_clipped_step_with_a_norm_beyond_float32_counts(policy, compiled):
     for value, counts in ((1.0, (0, 0)), (3e37, (1, 0)), (jnp.inf, (1, int(policy == "drop")))):
         tree = {"last": jnp.full(200, value), "first": jnp.ones(3, jnp.bfloat16)}
         updates, state = compiled(transform.update)(tree, state)
-        assert (int(state.clipped), int(state.skipped)) == counts
+        assert (int(state.num_clipped), int(state.num_skipped)) == counts
         if value == 3e37:
             assert float(jnp.linalg.norm(updates["last"])) == pytest.approx(float(state.max_norm), rel=1e-5)

@@ -101,7 +101,7 @@ def test_factors_may_be_scheduled():
     skipped = []
     for grads in (GRADS[0], GRADS[2], GRADS[2]):
         _, state = jax.jit(transform.update)(grads, state, PARAMS)
-        skipped.append(int(state.inner_state.clip.skipped))
+        skipped.append(int(state.inner_state.clip.num_skipped))
     assert skipped[:2] == [0, 0]
     with pytest.raises(ValueError, match="skip_above must be from 1"):
         make(optax.sgd(1.0), skip_above=0.5).init(PARAMS)

@@ -40,21 +40,21 @@ def test_what_is_told_of_a_rule():
     fixed, skips = replay(columns(norms), [ThresholdRule.parse("2"), ThresholdRule.parse("skip")])
     assert fixed.plain() == {
         "rule": "2",
-        "share_clipped": 0.05,
-        "share_skipped": 0.0,
+        "clipped_share": 0.05,
+        "skipped_share": 0.0,
         "spikes": 1,
         "spikes_stopped": 1,
         "median_threshold": 2.0,
         "last_threshold": 2.0,
         "largest_after": 2.0,
     }
-    assert (skips.plain()["share_clipped"], skips.plain()["share_skipped"]) == (0.025, 0.025)
+    assert (skips.plain()["clipped_share"], skips.plain()["skipped_share"]) == (0.025, 0.025)
     assert skips.after.max() == 2.0
 
 
 def test_a_threshold_that_clips_nothing():
     (found,) = replay(columns([1.0, math.inf]), [ThresholdRule.parse("inf")])
-    assert (found.plain()["share_clipped"], found.plain()["largest_after"]) == (0.0, 1.0)
+    assert (found.plain()["clipped_share"], found.plain()["largest_after"]) == (0.0, 1.0)
 
 
 def test_no_norm_is_left_of_one_that_is_not_finite():

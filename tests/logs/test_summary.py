@@ -32,8 +32,8 @@ def test_what_the_user_says_of_the_threshold_counts():
     log = Log("text", [Row(step, 1.0, max_norm=0.5) for step in range(30)], 1.0, True)
     assert Summary.of(log).max_norm == 0.5
     said = Summary.of(log, 2.0)
-    assert (said.max_norm, said.assumed, said.counts.clipped) == (2.0, False, 0)
-    assert Summary.of(log, math.inf).counts.clipped == 0
+    assert (said.max_norm, said.assumed, said.counts.num_clipped) == (2.0, False, 0)
+    assert Summary.of(log, math.inf).counts.num_clipped == 0
 
 
 def test_without_a_threshold_the_shares_above_common_ones_are_told():
@@ -80,7 +80,7 @@ def test_norms_without_a_step_are_left_out():
     rows = [Row(1, 1.0), Row(None, 50.0), Row(2, 1.0), Row(3, 1.0)]
     summary = Summary.of(Log("text", rows, 2.0))
     assert "1 norm has no step: it is left out." in summary.notes()
-    assert (summary.counts.steps, summary.counts.clipped, summary.repeated) == (3, 0, 0)
+    assert (summary.counts.steps, summary.counts.num_clipped, summary.repeated) == (3, 0, 0)
 
 
 def test_one_is_told_as_one():
@@ -137,8 +137,8 @@ def test_norms_before_and_after_clipping_say_the_threshold(tmp_path, name):
     ]
     (tmp_path / name).write_text(CLIPPED[name](rows))
     summary = Summary.of(read(tmp_path / name))
-    assert (summary.counts.clipped, summary.max_norm, summary.assumed) == (30, 0.5, False)
-    assert Summary.of(read(tmp_path / name), 2.0).counts.clipped == 20
+    assert (summary.counts.num_clipped, summary.max_norm, summary.assumed) == (30, 0.5, False)
+    assert Summary.of(read(tmp_path / name), 2.0).counts.num_clipped == 20
 
 
 def test_a_step_above_the_last_threshold_that_was_not_clipped_had_none():

@@ -25,7 +25,7 @@ def test_spikes_on_a_healthy_level():
         "The level of the norms is healthy. To clip only spikes: max_norm = 2\n- The loss fell"
     )
     first = advice.candidates[0]
-    assert (first.name, first.max_norm, first.share_clipped, first.spikes_clipped) == ("to try first", 2.0, 0.02, 6)
+    assert (first.name, first.max_norm, first.clipped_share, first.spikes_clipped) == ("to try first", 2.0, 0.02, 6)
 
 
 def test_without_losses_it_says_what_it_cannot_tell():

@@ -25,7 +25,7 @@ def fed(norms, max_norm=1.0, **settings):
 
 def test_counts_and_records():
     monitor = fed([0.5, 2.0, math.nan])
-    assert (monitor.steps, monitor.clipped, monitor.skipped, monitor.nonfinite) == (3, 1, 0, 1)
+    assert (monitor.steps, monitor.num_clipped, monitor.num_skipped, monitor.num_nonfinite) == (3, 1, 0, 1)
     assert [step.norm for step in monitor.records[:2]] == [0.5, 2.0]
     assert (monitor.last.step, monitor.last.finite) == (3, False)
     assert monitor.columns.clipped.tolist() == [False, True, False]
@@ -98,7 +98,7 @@ def test_recording_does_not_look_and_fetching_brings_all_at_once():
         assert look.cats == 0
         assert monitor.steps == 50
         assert look.cats == 1
-    assert monitor.clipped == 39
+    assert monitor.num_clipped == 39
 
 
 def test_values_that_jit_returns():

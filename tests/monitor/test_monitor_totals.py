@@ -43,7 +43,7 @@ def test_without_a_common_part_the_last_group_is_the_step():
     tree = {"encoder": np.array([3.0, 4.0]), "head": np.array([6.0, 8.0])}
     gradclip.clip_grad_norm_(tree, {"encoder": 1.0, "*": 5.0}, monitor=by_name)
     assert of(by_name.last) == (10.0, 5.0, 0.5, True)
-    assert {name: one.clipped for name, one in by_name.groups.items()} == {"encoder": 1, "*": 1}
+    assert {name: one.num_clipped for name, one in by_name.groups.items()} == {"encoder": 1, "*": 1}
 
 
 def test_what_is_not_finite_in_one_group_is_so_for_all():
@@ -73,8 +73,8 @@ def test_an_adaptive_threshold_of_a_group_is_recorded():
         gradclip.clip_grad_norm_([{"params": held[:1]}, {"params": held[1:], "max_norm": own}], 1.0, monitor=monitor)
     (group,) = monitor.groups.values()
     assert [(step.norm, step.skipped) for step in group.records] == [(5.0, False)] * 3 + [(500.0, True)]
-    assert group.last.max_norm == own.threshold
-    assert (monitor.skipped, monitor.clipped) == (0, 4)
+    assert group.last.max_norm == own.max_norm
+    assert (monitor.num_skipped, monitor.num_clipped) == (0, 4)
 
 
 def test_the_callback_is_told_of_groups():

@@ -60,7 +60,7 @@ def test_steps_that_are_not_finite_are_skipped_under_skip():
 
 
 def test_a_threshold_that_follows_is_asked_for_that_of_its_last_call():
-    holder = SimpleNamespace(threshold=torch.tensor(2.0), skip_above=10.0)
+    holder = SimpleNamespace(max_norm=torch.tensor(2.0), skip_above=10.0)
     found = [*resolved([Pending.of(norm, holder, None, "propagate", None) for norm in (19.0, 21.0)], 1)]
     assert [step.max_norm for step in found] == [2.0, 2.0]
     assert [step.skipped for step in found] == [False, True]
@@ -191,5 +191,23 @@ def test_variables_of_nnx_are_recorded_as_the_arrays_they_hold():
     optimizer.update(model, gradients)
     monitor = gradclip.Monitor()
     monitor.record(*optimizer.opt_state[0])
-    assert (monitor.clipped, monitor.last.max_norm) == (1, 1.0)
+    assert (monitor.num_clipped, monitor.last.max_norm) == (1, 1.0)
     assert monitor.last.norm == pytest.approx(float(gradclip.global_norm(nnx.to_pure_dict(gradients))))
+
+
+def test_whatever_has_a_norm_and_a_threshold_is_recorded_alone():
+    max_norm, monitor = gradclip.AdaptiveThreshold(gradclip.QuantileRule(), skip_above=4.0), gradclip.Monitor()
+    for norm in (1.0, 3.0, 90.0):
+        max_norm.observe(norm)
+        monitor.record(max_norm)
+    monitor.record(SimpleNamespace(norm=5.0, max_norm=1.0), skip_above=4.0)
+    assert [(one.norm, one.max_norm, one.skipped) for one in monitor.records] == [
+        (1.0, math.inf, False),
+        (3.0, 2.0, False),
+        (90.0, 2.0, True),
+        (5.0, 1.0, True),
+    ]
+    for state in (1.0, np.ones(()), gradclip.QuantileRule()):
+        with pytest.raises(TypeError, match=r"max_norm is missing\. Pass record\(norm, max_norm\)"):
+            monitor.record(state)
+    assert monitor.steps == 4

@@ -30,10 +30,10 @@ def test_coefficients():
 def test_what_is_clipped_is_neither_skipped_nor_nan():
     assert [step.step for step in STEPS if step.clipped] == [1, 8, 9]
     assert [step.step for step in STEPS if not step.finite] == [3, 4]
-    assert Counts().plus(STEPS) == Counts(steps=9, clipped=3, skipped=2, nonfinite=2)
+    assert Counts().plus(STEPS) == Counts(steps=9, num_clipped=3, num_skipped=2, num_nonfinite=2)
     assert Counts().plus(STEPS[:4]).plus(STEPS[4:]) == Counts().plus(STEPS)
-    assert Counts(4, 1).share_clipped == 0.25
-    assert math.isnan(Counts().share_clipped)
+    assert Counts(4, 1).clipped_share == 0.25
+    assert math.isnan(Counts().clipped_share)
 
 
 def test_numbers_are_plain_floats():

@@ -21,7 +21,7 @@ VARIANTS = ("baseline", *(("avx2",) if HAS_AVX2 else ()), *(("avx512",) if HAS_A
 SAY = (
     "import numpy, gradclip; from gradclip._src.native import kernels;"
     "status = gradclip.native_status();"
-    "print(status.available, status.variant, status.variants, kernels is not None);"
+    "print(bool(status), status.variant, status.variants, kernels is not None);"
     "print(status.reason);"
     "print(gradclip.clip_by_global_norm(numpy.array([3.0, 4.0]), 10.0)[1])"
 )

@@ -41,11 +41,11 @@ def following(given):
     for arrays in gradients_of_steps(given):
         holders = [given.holder(x) for x in arrays]
         norm = gradclip.clip_grad_norm_(holders, max_norm, **given.options())
-        seen.append([norm, max_norm.norm, max_norm.threshold, [one.grad for one in holders]])
+        seen.append([norm, max_norm.norm, max_norm.max_norm, [one.grad for one in holders]])
     restored = gradclip.AdaptiveThreshold(max_norm.rule)
     restored.load_state_dict(max_norm.state_dict())
-    counts = [max_norm.steps, max_norm.clipped, max_norm.skipped, repr(max_norm)]
-    return [seen, counts, max_norm.max_norm, max_norm.history, restored.history, max_norm.state_dict()]
+    counts = [max_norm.steps, max_norm.num_clipped, max_norm.num_skipped, repr(max_norm)]
+    return [seen, counts, max_norm.next_max_norm, max_norm.history, restored.history, max_norm.state_dict()]
 
 
 def monitored(given):
@@ -117,7 +117,9 @@ def clipped_in_parts(of_parts, holders):
                 one.grad = gradient
             norms.append(gradclip.clip_grad_norm_(parameters, max_norm, monitor=monitor, **given.options()))
             held += [one.grad for one in given.holders]
-        counts = [[one.history, one.steps, one.clipped, one.skipped, one.norm, one.threshold] for one in followed]
+        counts = [
+            [one.history, one.steps, one.num_clipped, one.num_skipped, one.norm, one.max_norm] for one in followed
+        ]
         read = monitor and [[one.records, one.counts, one.layers] for one in (monitor, *monitor.groups.values())]
         return [norms, held, counts, read]
 

@@ -11,12 +11,13 @@ from typing import Literal, get_args, get_origin
 import pytest
 
 import gradclip
-from gradclip import AdaptiveThreshold, QuantileRule
+from gradclip import AdaptiveThreshold
 from gradclip import typing as types
 from gradclip._src.core import nonfinite
 from gradclip._src.core.norms import Order
 from gradclip._src.logs.replay import RULES
 from gradclip._src.private.sums import settings
+from gradclip._src.thresholds.following import FollowingRule
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "src" / "gradclip").rglob("*.py"))
@@ -25,7 +26,7 @@ TEXTS = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in SOURCE
 
 POLICIES, OF_STEPS, ORDERS = list(nonfinite._POLICIES), list(nonfinite._OF_STEPS), ["inf", "-inf"]
 OF_ARGUMENT = {"nonfinite": POLICIES, "rule": list(settings.RULES), "ord": ORDERS, "norm_type": ORDERS}
-ADAPTIVE = {name for name, made in vars(gradclip).items() if isinstance(made, type) and issubclass(made, QuantileRule)}
+ADAPTIVE = {name for name, made in vars(gradclip).items() if isinstance(made, type) and issubclass(made, FollowingRule)}
 ON_PURPOSE = ["docs/reference/errors.md: nonfinite is never 'ignore'"]
 
 _WORD = r"""(?<!=)["'](-?[a-z_]+)["']"""

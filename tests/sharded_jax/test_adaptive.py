@@ -26,7 +26,7 @@ def steps(transform, whole):
     for norm in NORMS:
         updates, state = transform.update(whole * norm, state, params)
     clip = getattr(state, "clip", state)
-    return updates, (clip.history, clip.norm, clip.max_norm, clip.clipped, clip.skipped)
+    return updates, (clip.history, clip.norm, clip.max_norm, clip.num_clipped, clip.num_skipped)
 
 
 @pytest.mark.parametrize("checked", [True, False])
@@ -55,7 +55,7 @@ def test_all_devices_count_norms_beyond_float32(checked, spec):
         state = transform.init(values[0])
         for value in values:
             _, state = transform.update(value, state)
-        return state.clipped, state.skipped
+        return state.num_clipped, state.num_skipped
 
     call = jax.shard_map(
         last, mesh=mesh_of((8,), AxisType.Auto), in_specs=P(None, *spec), out_specs=P(), check_vma=checked

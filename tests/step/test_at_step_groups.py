@@ -92,7 +92,7 @@ def test_only_groups_with_thresholds_of_their_own():
         optimizer.step()
     assert weight.tolist() == pytest.approx([-2.4, -3.2])
     assert numbers(clipping) == pytest.approx((10.0, 2.0, 1.0))
-    assert (clipping.threshold, monitor.steps, monitor.clipped) == (None, 2, 2)
+    assert (clipping.threshold, monitor.steps, monitor.num_clipped) == (None, 2, 2)
 
 
 def test_a_monitor_records_each_group():
@@ -112,7 +112,7 @@ def test_an_adaptive_threshold_follows_its_group():
     for norms in ((1.0, 10.0), (1.0, 10.0), (5.0, 15.0), (1.0, 50.0)):
         give(body, head, norms)
         optimizer.step()
-    assert (common.steps, common.clipped, own.steps, own.clipped) == (4, 1, 4, 1)
+    assert (common.steps, common.num_clipped, own.steps, own.num_clipped) == (4, 1, 4, 1)
     assert (float(common.norm), float(own.norm)) == (1.0, 50.0)
     assert numbers(clipping)[2] == 2 / 4
 
@@ -134,7 +134,7 @@ def test_a_spike_skips_its_own_part(where):
     torch.testing.assert_close(optimizer.state[skips], state, rtol=0, atol=0)
     assert other.tolist() != before_other
     assert numbers(clipping)[1] == pytest.approx(1.0)
-    assert follows.skipped == 1
+    assert follows.num_skipped == 1
 
 
 @FUSED

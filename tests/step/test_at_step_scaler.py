@@ -42,7 +42,7 @@ def test_a_scale_that_was_too_large(make, nonfinite, unscale):
     assert scaler.get_scale() == 512.0
     stepped(scaler, weight, optimizer, unscale=unscale)
     torch.testing.assert_close(weight.detach(), torch.tensor([-0.6, -0.8]))
-    assert monitor.nonfinite == monitor.skipped <= 1
+    assert monitor.num_nonfinite == monitor.num_skipped <= 1
 
 
 @pytest.mark.after_error

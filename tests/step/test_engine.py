@@ -32,8 +32,8 @@ def test_the_threshold_follows_the_norms():
         8.0,
     ]
     assert clipping.norm == 100.0
-    assert (clipping.max_norm.steps, clipping.max_norm.clipped, clipping.max_norm.skipped) == (4, 1, 0)
-    assert (clipping.max_norm.norm, clipping.max_norm.threshold) == (100.0, 8.0)
+    assert (clipping.max_norm.steps, clipping.max_norm.num_clipped, clipping.max_norm.num_skipped) == (4, 1, 0)
+    assert (clipping.max_norm.norm, clipping.max_norm.max_norm) == (100.0, 8.0)
 
 
 @pytest.mark.parametrize("norm", [math.nan, math.inf, -1.0, torch.tensor(-1.0), torch.tensor(math.nan)])
@@ -43,7 +43,7 @@ def test_a_norm_that_is_not_finite_is_not_followed(norm, skipped):
     clipping = following(twice_the_median(), monitor=monitor)
     assert [step(clipping, 3.0), step(clipping, norm, skipped), step(clipping, 3.0)] == [math.inf, 6.0, 6.0]
     assert monitor.counts == (3, 0, int(skipped), 1)
-    assert (clipping.max_norm.steps, clipping.max_norm.skipped) == (3, int(skipped))
+    assert (clipping.max_norm.steps, clipping.max_norm.num_skipped) == (3, int(skipped))
 
 
 def test_a_norm_below_zero_is_shown_as_nan():
@@ -57,7 +57,7 @@ def test_an_engine_that_skips_spikes():
     clipping = following(twice_the_median(skip_above=4.0), monitor=monitor, skips=True)
     for norm, skipped in ((1.0, False), (1.0, False), (8.0, False), (8.5, True)):
         step(clipping, norm, skipped)
-    assert (clipping.max_norm.clipped, clipping.max_norm.skipped, clipping.skip_above) == (1, 1, 4.0)
+    assert (clipping.max_norm.num_clipped, clipping.max_norm.num_skipped, clipping.skip_above) == (1, 1, 4.0)
     assert monitor.counts == (4, 1, 1, 0)
 
 

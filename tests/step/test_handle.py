@@ -104,7 +104,7 @@ def test_the_threshold_of_an_adaptive_threshold_is_a_number(attach, settings):
     attach(optimizer, adaptive)
     for norm in NORMS:
         step(model, optimizer, norm)
-        json.dumps(adaptive.threshold, allow_nan=True)
+        json.dumps(adaptive.max_norm, allow_nan=True)
 
 
 @pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate parameters")
@@ -140,7 +140,7 @@ def test_skipped_steps_got_nothing_and_are_not_clipped(attach, settings):
         seen.append(tuple(float(number) for number in clipping.numbers().values()))
     assert [one[1:] for one in seen] == [(1.0, 0.0), (1.0, 0.0), (0.0, 0.0), (0.0, 0.0), pytest.approx((2.0, 0.2))]
     assert clipping.threshold == 2.0
-    assert clipping.max_norm.skipped == 2
+    assert clipping.max_norm.num_skipped == 2
 
 
 @EACH_WAY
@@ -267,7 +267,7 @@ def test_a_monitor_records_each_step(attach, settings):
         (3.0, 2.0, False, 3.0),
         (pytest.approx(100.0), pytest.approx(4.0, rel=0.5), True, 100.0),
     ]
-    assert monitor.clipped == monitor.skipped == 1
+    assert monitor.num_clipped == monitor.num_skipped == 1
     torch.testing.assert_close(torch.tensor(monitor.layers.norms).flatten(), torch.tensor([1.0, 3.0, 100.0]))
 
 

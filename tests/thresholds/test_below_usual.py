@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import gradclip
-from gradclip import AdaptiveThreshold, QuantileRule, SpreadRule
+from gradclip import AdaptiveThreshold, QuantileRule, SpreadRule, SteadyRule
 from gradclip._src.thresholds.below_usual import rule_given
 from norms_in_turn import SPREAD_RULES, clamped, fed, on_a_level
 
@@ -18,6 +18,11 @@ def by_the_formula(rule, norms):
     low, middle = (last[max(1, math.ceil(Fraction(repr(share)) * len(last))) - 1] for share in (rule.quantile, 0.5))
     found = Fraction(rule.factor) * middle * max(low / middle, Fraction(1, 4)) ** 2
     return float(min(max(found, Fraction(rule.lower)), Fraction(min(rule.upper, 1e300))))
+
+
+def test_no_rule_is_another():
+    rules = (SpreadRule, SteadyRule, QuantileRule)
+    assert [(a, b) for a in rules for b in rules if issubclass(a, b) and a is not b] == []
 
 
 @pytest.mark.parametrize("rule", SPREAD_RULES, ids=lambda rule: f"{rule.quantile}-{rule.window}")
@@ -70,12 +75,12 @@ def test_thresholds_of_the_least_norm_kept_are_normal():
 
 
 def test_one_norm_on_the_host_takes_the_short_way(monkeypatch):
-    from gradclip._src.thresholds import quantile
+    from gradclip._src.thresholds import following
 
     rule = SpreadRule(factor=3.0, window=4)
     history = fed(rule, rule.init(), [1.0, 0.3, 2.0, 1.7])
     expected = rule.max_norm(fed(rule, rule.init(shape=(1,)), [[1.0], [0.3], [2.0], [1.7]]))
-    monkeypatch.setattr(quantile, "namespace_of", None)
+    monkeypatch.setattr(following, "namespace_of", None)
     assert [rule.max_norm(history)] == expected
 
 

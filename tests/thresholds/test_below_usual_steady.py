@@ -46,10 +46,10 @@ def test_it_stays_to_the_last_bit_while_it_fits():
     for step in range(500):
         size = 4.0 if step == 0 else (3.0 - step / 250) * rng.uniform(1.0, 10.0)
         gradclip.clip_grad_norm_({"w": np.float32([size, 0.0])}, max_norm)
-        thresholds.append(max_norm.threshold)
+        thresholds.append(max_norm.max_norm)
     assert thresholds[0] == np.float32(0.01)
     assert set(thresholds[1:]) == {0.5}
-    assert max_norm.clipped == 500
+    assert max_norm.num_clipped == 500
 
 
 @pytest.mark.parametrize(("level", "found"), [(0.5, 0.25), (2.0, 1.0), (64.0, 1.0), (640.0, 10.0)])
@@ -133,7 +133,7 @@ def test_a_resumed_run_goes_on_to_the_bit(cut):
     file.seek(0)
     second.load_state_dict(torch.load(file, weights_only=True))
     assert second.state_dict() == first.state_dict()
-    assert second.max_norm == first.max_norm
+    assert second.next_max_norm == first.next_max_norm
     run(second, norms[cut:])
     assert second.state_dict() == whole.state_dict()
 
@@ -143,9 +143,9 @@ def test_states_of_other_rules_are_taken():
     for norm in (8.0, 5.0):
         gradclip.clip_grad_norm_({"w": np.float32([norm, 0.0])}, other)
     steady.load_state_dict(other.state_dict())
-    assert steady.max_norm == 1.0
+    assert steady.next_max_norm == 1.0
     other.load_state_dict(steady.state_dict())
-    assert other.max_norm == AdaptiveThreshold().rule.max_norm(other.history)
+    assert other.next_max_norm == AdaptiveThreshold().rule.max_norm(other.history)
 
 
 def test_it_moves_to_the_framework_and_dtype_of_the_gradients():
@@ -153,7 +153,7 @@ def test_it_moves_to_the_framework_and_dtype_of_the_gradients():
     for update in (np.float32([8.0]), jnp.float32([8.0]), torch.tensor([8.0]), np.float64([8.0])):
         gradclip.clip_grad_norm_({"w": update} if isinstance(update, np.ndarray) else [held(update)], max_norm)
     assert max_norm.history.held.dtype == max_norm.history.norms.dtype == np.float64
-    assert (max_norm.max_norm, max_norm.steps, max_norm.clipped) == (1.0, 4, 4)
+    assert (max_norm.next_max_norm, max_norm.steps, max_norm.num_clipped) == (1.0, 4, 4)
 
 
 def held(grad):

@@ -50,7 +50,7 @@ def run(max_norm, norms, make=parameter, **options):
         found = gradclip.clip_grad_norm_([one], max_norm, **{"nonfinite": "drop", **options})
         assert found is max_norm.norm
         after.append(float(np.linalg.norm(np.asarray(one.grad))))
-        thresholds.append(float(max_norm.threshold))
+        thresholds.append(float(max_norm.max_norm))
     return after, thresholds
 
 
@@ -60,9 +60,9 @@ def test_each_step_is_clipped_by_what_was_before(make):
     after, thresholds = run(max_norm, NORMS, make)
     np.testing.assert_allclose(after, CLIPPED_TO, rtol=1e-6)
     np.testing.assert_allclose(thresholds, [math.inf, 10, 10, 10, 10, 20, 14, 14, 14], rtol=1e-6)
-    assert (max_norm.steps, max_norm.clipped, max_norm.skipped) == (9, 1, 2)
+    assert (max_norm.steps, max_norm.num_clipped, max_norm.num_skipped) == (9, 1, 2)
     assert float(max_norm.norm) == pytest.approx(0.1)
-    assert max_norm.max_norm == pytest.approx(12.0)
+    assert max_norm.next_max_norm == pytest.approx(12.0)
 
 
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
@@ -71,7 +71,7 @@ def test_it_is_the_rule_with_its_history(make):
     max_norm, history = AdaptiveThreshold(rule), rule.init()
     for norm in np.random.default_rng(1).exponential(size=30):
         gradclip.clip_grad_norm_([make(norm)], max_norm)
-        assert max_norm.threshold == rule.max_norm(history)
+        assert max_norm.max_norm == rule.max_norm(history)
         history = rule.observe(history, np.asarray(max_norm.norm))
     np.testing.assert_array_equal(max_norm.history.norms, history.norms)
 
@@ -120,7 +120,7 @@ def test_spikes_are_skipped_and_observed(make):
     max_norm = AdaptiveThreshold(QuantileRule(window=3), skip_above=10.0)
     after, _ = run(max_norm, [1.0, 1.0, 19.0, 21.0, 21.0, 21.0], make)
     np.testing.assert_allclose(after, [1.0, 1.0, 2.0, 0.0, 21.0, 21.0], rtol=1e-6)
-    assert (max_norm.clipped, max_norm.skipped) == (1, 1)
+    assert (max_norm.num_clipped, max_norm.num_skipped) == (1, 1)
 
 
 # Accelerators
@@ -145,9 +145,9 @@ def test_on_an_accelerator_nothing_waits_and_all_is_the_same(skip_above):
             with NoWaits():
                 gradclip.clip_grad_norm_([one], there, nonfinite="drop")
             after.append(float(one.grad.norm()))
-        assert isinstance(there.max_norm, torch.Tensor)
+        assert isinstance(there.next_max_norm, torch.Tensor)
     np.testing.assert_allclose(after, expected, rtol=1e-6)
-    assert (there.steps, there.clipped, there.skipped) == (here.steps, here.clipped, here.skipped)
+    assert (there.steps, there.num_clipped, there.num_skipped) == (here.steps, here.num_clipped, here.num_skipped)
     assert there.state_dict() == here.state_dict()
 
 
@@ -159,7 +159,7 @@ def test_the_history_moves_to_the_device_of_the_gradients():
             one = torch.nn.Parameter(torch.zeros(2, device=device))
             one.grad = torch.ones(2, device=device)
             norm = gradclip.clip_grad_norm_([one], max_norm)
-            kept = (norm, max_norm.history.norms, max_norm.history.count, max_norm.max_norm)
+            kept = (norm, max_norm.history.norms, max_norm.history.count, max_norm.next_max_norm)
             assert {x.device.type for x in kept} == {device}
 
 
@@ -177,7 +177,7 @@ def test_a_resumed_run_goes_on_to_the_bit():
     file.seek(0)
     second.load_state_dict(torch.load(file, weights_only=True))
     assert second.state_dict() == first.state_dict()
-    assert (second.threshold, second.max_norm) == (first.threshold, first.max_norm)
+    assert (second.max_norm, second.next_max_norm) == (first.max_norm, first.next_max_norm)
     run(second, norms[20:], tensor)
     assert second.state_dict() == whole.state_dict()
 
@@ -273,7 +273,7 @@ def test_functional_calls_name_the_two_lines_to_write(call):
 @pytest.mark.parametrize("rule", [1.0, AdaptiveThreshold(), QuantileRule])
 def test_a_rule_is_a_rule(rule):
     for call in (AdaptiveThreshold, adaptive_clip_by_global_norm, lambda rule: skip_spikes(optax.sgd(1.0), rule)):
-        with pytest.raises(TypeError, match=r"rule must be a gradclip.QuantileRule, or None .*, got "):
+        with pytest.raises(TypeError, match=r"rule must be a gradclip.SpreadRule, SteadyRule or QuantileRule, or None"):
             call(rule)
 
 
@@ -298,3 +298,34 @@ def test_norms_without_values_are_not_kept(transform):
     assert max_norm.steps == 1
     run(max_norm, [2.0], MAKE["jax"])
     assert max_norm.steps == 2
+
+
+@pytest.mark.parametrize(
+    "as_norm", [float, np.float32, torch.tensor, jnp.asarray], ids=["float", "NumPy", "torch", "JAX"]
+)
+def test_steps_clipped_by_other_means_are_observed(as_norm):
+    by_hand, called = (AdaptiveThreshold(QuantileRule(window=3), skip_above=8.0) for _ in range(2))
+    for norm in (1.0, 4.0, 3.0, math.nan, 100.0, 2.0):
+        gradclip.clip_grad_norm_(np.array([norm]), called)
+        by_hand.observe(as_norm(norm))
+        assert float(by_hand.next_max_norm) == float(called.next_max_norm)
+        assert float(by_hand.max_norm) == float(called.max_norm)
+    assert (by_hand.steps, by_hand.num_clipped, by_hand.num_skipped) == (6, called.num_clipped, called.num_skipped)
+    assert (called.num_clipped, called.num_skipped) == (2, 1)
+
+
+def test_what_is_no_norm_is_not_observed():
+    max_norm = AdaptiveThreshold()
+    max_norm.observe(1.0, ord=1)
+    for norm, error in (
+        ("1", TypeError),
+        (True, TypeError),
+        (np.ones(2), TypeError),
+        (None, TypeError),
+        (-1.0, ValueError),
+    ):
+        with pytest.raises(error, match=r"^norm must"):
+            max_norm.observe(norm, ord=1)
+    with pytest.raises(ValueError, match="observed norms of ord=1"):
+        max_norm.observe(1.0)
+    assert max_norm.steps == 1

@@ -86,7 +86,7 @@ def spike(**config):
     """Train with norms of 7.8, and then one of 1,238."""
     training, monitor = Training(**config), gradclip.Monitor()
     clipping = follow(training.engine, twice_the_median(), monitor=monitor)
-    seen = [(training.step(norm), clipping.norm, float(clipping.max_norm.threshold)) for norm in (7.8,) * 4 + (1238.0,)]
+    seen = [(training.step(norm), clipping.norm, float(clipping.max_norm.max_norm)) for norm in (7.8,) * 4 + (1238.0,)]
     reported = float(training.engine.get_global_grad_norm())
     clipping.remove()
     return {
@@ -140,7 +140,7 @@ def not_finite():
         clipping = follow(training.engine, twice_the_median(), monitor=monitor)
         applied = [training.step(norm) for norm in (1.0, float("nan"), 1.0)]
         kept = clipping.max_norm
-        found.append([applied, list(monitor.counts), kept.steps, kept.skipped, int(kept.history.count)])
+        found.append([applied, list(monitor.counts), kept.steps, kept.num_skipped, int(kept.history.count)])
     return found
 
 
@@ -173,7 +173,7 @@ def resumed():
             training.step(norm)
             again.step(norm)
         ends += [
-            [*map(float, (one.max_norm.threshold, one.norm, *run.weights))]
+            [*map(float, (one.max_norm.max_norm, one.norm, *run.weights))]
             for one, run in ((clipping, training), (followed, again))
         ]
     return ends

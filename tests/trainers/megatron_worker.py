@@ -137,7 +137,7 @@ def spike(**settings):
     seen = []
     for norm in (7.8,) * 4 + (1238.0,):
         applied = training.step(norm)
-        seen.append((applied, clipping.norm, float(clipping.max_norm.threshold), training.reported))
+        seen.append((applied, clipping.norm, float(clipping.max_norm.max_norm), training.reported))
     clipping.remove()
     return {
         "optimizers": [type(one).__name__ for one in (optimizer, *getattr(optimizer, "chained_optimizers", ()))],
@@ -170,7 +170,7 @@ def not_finite():
         clipping = follow(training.optimizer, twice_the_median(), monitor=monitor)
         seen = [(training.step(norm), training.updated, clipping.norm) for norm in (1.0, math.nan, 1.0)]
         kept = clipping.max_norm
-        found.append([seen, list(monitor.counts), kept.steps, kept.skipped, int(kept.history.count)])
+        found.append([seen, list(monitor.counts), kept.steps, kept.num_skipped, int(kept.history.count)])
     return found
 
 
@@ -220,7 +220,7 @@ def resumed():
             training.step(norm)
             again.step(norm)
         for one, run in ((clipping, training), (followed, again)):
-            ends.append([float(one.max_norm.threshold), one.norm, *run.weights().tolist()])
+            ends.append([float(one.max_norm.max_norm), one.norm, *run.weights().tolist()])
     return ends
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from gradclip._src.updates import verdict
-from gradclip._src.updates.verdict import Measurement, UpdateCheck
+from gradclip._src.updates.verdict import Measurement, UpdateCheck, refusal
 
 
 def test_a_verdict_is_true_only_if_the_update_is_accepted():
@@ -56,6 +56,6 @@ def test_where_a_norm_lies(shares, order, said):
 
 def test_measurements_in_words():
     fine = Measurement(5.0, 2, 1000, ["n"], [], [])
-    assert fine.in_words() == "The norm of 2 arrays with 1,000 numbers is 5; 1 array of integers: 'n'."
-    assert Measurement.failed("it is empty").in_words() == "It cannot be measured; it is empty."
-    assert UpdateCheck.refused("it is empty").in_words() == "REFUSED. It is empty."
+    assert str(fine) == "The norm of 2 arrays with 1,000 numbers is 5; 1 array of integers: 'n'."
+    assert str(Measurement.failed("it is empty")) == "It cannot be measured; it is empty."
+    assert str(refusal("it is empty")) == "REFUSED. It is empty."

@@ -62,7 +62,7 @@ gradclip.clip_by_global_norm(tree, max_norm) for the global norm",
 _ORDER = ("ord",)
 _THRESHOLD = ("max_norm", "max_value", "clip_value", "clipping")
 _LEAVE_OUT = "Leave it out"
-_ADDS_NO_NOISE = "gradclip adds no noise: add it to the sum, with clipped.sensitivity().noise_std(noise_multiplier)"
+_NOISE_AFTER = "Noise is added to the sum, by gradclip.add_noise(summed, clipped.sensitivity(), noise_multiplier)"
 _OF_RULE = ("rule=gradclip.QuantileRule(...)",)
 # What replaces a keyword: the first of these that the function has, written as in a call.
 _KEYWORDS: dict[str, tuple[str, ...]] = {
@@ -77,7 +77,7 @@ _KEYWORDS: dict[str, tuple[str, ...]] = {
     "params": ("parameters",),
     "ord": ("norm_type",),
     **dict.fromkeys(("foreach", "eps"), (_LEAVE_OUT,)),
-    **dict.fromkeys(("noise_multiplier", "noise_std", "stddev"), (_ADDS_NO_NOISE,)),
+    **dict.fromkeys(("noise_multiplier", "noise_std", "stddev"), (_NOISE_AFTER,)),
     **dict.fromkeys(("expected_batch_size", "denominator"), ("normalize_by",)),
     **dict.fromkeys(("max_physical_batch_size", "num_microbatches"), ("microbatch_size",)),
     **dict.fromkeys(("batch_size", "max_batch_size"), ("pad_to",)),
@@ -136,7 +136,7 @@ def how_to_convert(leaf: object) -> str:
 def _in_place_of(keyword: str, taken: Iterable[str]) -> str:
     for written in _KEYWORDS.get(keyword, ()):
         ours, _, value = written.partition("=")
-        if written == _ADDS_NO_NOISE:
+        if written == _NOISE_AFTER:
             return written
         if written == _LEAVE_OUT:
             return f"{written}: gradclip does not need it"

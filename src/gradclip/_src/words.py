@@ -1,6 +1,7 @@
 """Helpers for the wording of errors."""
 
 import sys
+import warnings
 from collections.abc import Callable, Sequence, Sized
 from functools import wraps
 from types import ModuleType
@@ -88,6 +89,12 @@ def no_attribute(name: str, module: ModuleType) -> AttributeError:
         # Without `obj=`, or Python appends a similar name to the advice.
         return AttributeError(f"{message}. {advice}", name=name)
     return AttributeError(message, name=name, obj=module)
+
+
+def warn_of_retired(old: str, new: str, gone_in: str) -> None:
+    """Warn the user's code that it uses a name, which goes in a version, and say what to use instead."""
+    told = f"gradclip.{old} is retired and goes in {gone_in}. Use gradclip.{new}."
+    warnings.warn(told, DeprecationWarning, stacklevel=level_of_caller())
 
 
 class AdviceFinder:

@@ -115,7 +115,7 @@ class _Clipping(keras.optimizers.Optimizer):
     def __init__(
         self, *args: object, max_norm: float, scope: Scope = "global", nonfinite: Policy = "propagate", **kwargs: object
     ) -> None:
-        if hasattr(max_norm, "instead_of_threshold"):
+        if hasattr(max_norm, "_instead_of_threshold"):
             raise TypeError(
                 f"max_norm must be a number for Keras, got an object of type {type(max_norm).__name__}. {_ADAPTIVE}"
             )

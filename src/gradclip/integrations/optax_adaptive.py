@@ -15,8 +15,8 @@ from gradclip._src.core.norms import Order
 from gradclip._src.functional.clip import clip_by_global_norm as clip_tree
 from gradclip._src.functional.clip import global_norm
 from gradclip._src.thresholds.below_usual import rule_given
+from gradclip._src.thresholds.following import FollowingRule
 from gradclip._src.thresholds.history import AnyHistory, check_between
-from gradclip._src.thresholds.quantile import QuantileRule
 from gradclip._src.words import typed
 from gradclip.typing import AxisName, Ord, Policy
 
@@ -28,15 +28,15 @@ class AdaptiveClipState(NamedTuple):
         history: the recent norms, which determine the next threshold.
         norm: the norm before clipping at the last step.
         max_norm: the threshold at the last step.
-        clipped: the number of steps clipped so far.
-        skipped: the number of steps skipped so far.
+        num_clipped: the number of steps clipped so far.
+        num_skipped: the number of steps skipped so far.
     """
 
     history: AnyHistory
     norm: jax.Array
     max_norm: jax.Array
-    clipped: jax.Array
-    skipped: jax.Array
+    num_clipped: jax.Array
+    num_skipped: jax.Array
 
 
 class SkipSpikesState(NamedTuple):
@@ -52,7 +52,7 @@ class SkipSpikesState(NamedTuple):
 
 
 def adaptive_clip_by_global_norm(
-    rule: QuantileRule | None = None,
+    rule: FollowingRule | None = None,
     *,
     ord: Ord = None,
     nonfinite: Policy = "propagate",
@@ -83,7 +83,7 @@ def adaptive_clip_by_global_norm(
     ...     updates, state = transform.update({"w": jnp.array(gradient)}, state)
     >>> [round(float(x), 4) for x in updates["w"]]
     [3.0, 4.0]
-    >>> float(state.norm), float(state.max_norm), int(state.clipped)
+    >>> float(state.norm), float(state.max_norm), int(state.num_clipped)
     (50.0, 5.0, 1)
     """
     order, most = Order.parse(setting_known("ord", ord)), math.inf if skip_above is None else _factor(skip_above)
@@ -109,7 +109,7 @@ def adaptive_clip_by_global_norm(
 
 def skip_spikes(
     tx: optax.GradientTransformation,
-    rule: QuantileRule | None = None,
+    rule: FollowingRule | None = None,
     *,
     ord: Ord = None,
     skip_above: float = 4.0,
@@ -134,7 +134,7 @@ def skip_spikes(
     >>> state = optimizer.init(jnp.zeros(2))
     >>> for gradient in ([3.0, 4.0], [300.0, 400.0]):
     ...     updates, state = optimizer.update(jnp.array(gradient), state)
-    >>> updates.tolist(), int(state.clip.skipped)
+    >>> updates.tolist(), int(state.clip.num_skipped)
     ([0.0, 0.0], 1)
     """
     if not (hasattr(tx, "init") and hasattr(tx, "update")):
@@ -176,7 +176,7 @@ def _zeros_where(spike: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.where(spike, 0, x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
 
 
-def _nothing_observed(rule: QuantileRule, params: optax.Params) -> AdaptiveClipState:
+def _nothing_observed(rule: FollowingRule, params: optax.Params) -> AdaptiveClipState:
     wide = any(jnp.result_type(x) in (jnp.float64, jnp.complex128) for x in jax.tree.leaves(params))
     number = jnp.zeros((), jnp.float64 if wide else jnp.float32)
     history = rule.init(number)
@@ -210,7 +210,7 @@ def _finite(updates: optax.Updates, norm: jax.Array, policy: Nonfinite, axis_nam
 
 
 def _observed(
-    rule: QuantileRule,
+    rule: FollowingRule,
     state: AdaptiveClipState,
     norm: jax.Array,
     threshold: jax.Array,
@@ -222,8 +222,8 @@ def _observed(
         rule.observe(state.history, norm),
         norm.astype(state.norm.dtype),
         threshold,
-        state.clipped + clipped.astype(jnp.int32),
-        state.skipped + skipped.astype(jnp.int32),
+        state.num_clipped + clipped.astype(jnp.int32),
+        state.num_skipped + skipped.astype(jnp.int32),
     )
 
 

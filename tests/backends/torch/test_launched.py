@@ -191,7 +191,7 @@ def test_an_adaptive_threshold_does_what_it_does_on_the_host(skip_above):
             for one in params:
                 one.grad *= factor
             gradclip.clip_grad_norm_(params, max_norm)
-        return (max_norm.steps, max_norm.clipped, max_norm.skipped, float(max_norm.max_norm)), params
+        return (max_norm.steps, max_norm.num_clipped, max_norm.num_skipped, float(max_norm.next_max_norm)), params
 
     wanted, here = run()
     with interpreted() as found:

@@ -23,7 +23,7 @@ def test_those_not_finite_come_first_then_those_skipped_then_those_clipped():
     monitor = gradclip.Monitor()
     monitor.record(np.array([0.5, 2.0, math.nan, 3.0, math.inf]), 1.0)
     monitor.record(math.nan, 1.0, nonfinite="drop")
-    monitor.record(np.array([90.0, 99.0, 1.0]), SimpleNamespace(threshold=np.float32(1.0), skip_above=9.0))
+    monitor.record(np.array([90.0, 99.0, 1.0]), SimpleNamespace(max_norm=np.float32(1.0), skip_above=9.0))
     kinds = [(5, "not finite"), (3, "not finite"), (6, "not finite, skipped")]
     assert told(monitor) == [*kinds, (8, "skipped"), (7, "skipped"), (4, "clipped"), (2, "clipped")]
     assert told(monitor, most=1) == [(5, "not finite"), (6, "not finite, skipped"), (8, "skipped"), (4, "clipped")]

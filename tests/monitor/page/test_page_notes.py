@@ -56,8 +56,8 @@ def test_what_is_said_of_norms_that_are_not_finite_depends_on_what_was_done(poli
 def test_skipped_steps_are_not_counted_against_all_clipped():
     monitor = gradclip.Monitor()
     monitor.record(np.array([2.0, np.nan]), 1.0, nonfinite="drop")
-    monitor.record(900.0, SimpleNamespace(threshold=1.0, skip_above=10.0))
-    assert (monitor.clipped, monitor.skipped) == (1, 2)
+    monitor.record(900.0, SimpleNamespace(max_norm=1.0, skip_above=10.0))
+    assert (monitor.num_clipped, monitor.num_skipped) == (1, 2)
     assert notes(shown(monitor))[0].startswith("100% of the steps")
     monitor.record(0.5, 1.0)
     assert not notes(shown(monitor))[0].startswith("100% of the steps")

@@ -29,20 +29,20 @@ def test_one_mark_among_thousands_is_large_and_many_are_small():
 
 
 def test_the_share_is_of_each_part():
-    axes = drawn(panels.share_clipped, columns([0.5] * 60 + [2.0] * 60))
+    axes = drawn(panels.clipped_share, columns([0.5] * 60 + [2.0] * 60))
     values, edges, _ = axes.patches[0].get_data()
     assert (len(values), values[0], values[-1]) == (60, 0.0, 1.0)
     assert (edges[0], edges[-1]) == axes.get_xlim() == (0.5, 120.5)
 
 
 def test_the_share_of_one_step_fills_the_scale():
-    axes = drawn(panels.share_clipped, columns([0.5] * 6000 + [2.0]))
+    axes = drawn(panels.clipped_share, columns([0.5] * 6000 + [2.0]))
     assert axes.get_ylim()[1] == pytest.approx(0.0104)
     assert axes.get_yticklabels()[1].get_text() == "0.5%"
 
 
-def test_the_share_skipped_is_on_top_of_the_share_clipped():
-    axes = drawn(panels.share_clipped, columns([2.0, math.inf]))
+def test_the_skipped_share_is_on_top_of_the_clipped_share():
+    axes = drawn(panels.clipped_share, columns([2.0, math.inf]))
     clipped, skipped = (patch.get_data() for patch in axes.patches)
     assert (clipped.values.tolist(), skipped.values.tolist()) == ([1, 0], [1, 1])
     assert skipped.baseline.tolist() == [1, 0]
@@ -70,5 +70,5 @@ def test_few_steps_have_a_tick_each():
 @pytest.mark.parametrize("max_norm", [0.0, 1.0, 1e300, math.inf])
 def test_what_cannot_be_drawn_is_no_error(norms, max_norm):
     given = columns(norms, max_norm)
-    for panel in (panels.norms_over_steps, panels.share_clipped):
+    for panel in (panels.norms_over_steps, panels.clipped_share):
         drawn(panel, given)

@@ -69,7 +69,7 @@ def test_without_matplotlib_numbers_work_and_an_error_says_what_to_install():
     code = (
         "import sys; sys.modules['matplotlib'] = None\n"
         "import gradclip\n"
-        "monitor = gradclip.Monitor(); monitor.record(2.0, 1.0); monitor.advise(); print(monitor.clipped)\n"
+        "monitor = gradclip.Monitor(); monitor.record(2.0, 1.0); monitor.advise(); print(monitor.num_clipped)\n"
         "for draw in (monitor.plot, lambda: monitor.report('/nowhere')):\n"
         "    try: draw()\n"
         "    except ModuleNotFoundError as error: print(error)\n"

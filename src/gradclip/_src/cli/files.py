@@ -120,7 +120,7 @@ def check(
     differs from --like. Files of any size are read piece by piece.
     """
     from gradclip._src.updates.judge import checked_order, judge
-    from gradclip._src.updates.verdict import UpdateCheck
+    from gradclip._src.updates.verdict import UpdateCheck, refusal
 
     order = _usable("--ord", lambda: checked_order(_number(ord)))
     if not max_norm >= 0:
@@ -131,7 +131,7 @@ def check(
     def judged(arrays: "Sequence[Stored]") -> UpdateCheck:
         return judge(arrays, max_norm, order, template, advice="--like")
 
-    answers = (_answer(some, judged, UpdateCheck.refused) for some in _updates(files, together=together))
+    answers = (_answer(some, judged, refusal) for some in _updates(files, together=together))
     found = _told(files, answers, {"max_norm": max_norm, "ord": order.p}, as_json=as_json, together=together)
     _exit(all(found))
 
@@ -258,7 +258,7 @@ def _told(
     for label, one in zip([f"{len(files)} files"] if together else files, answers, strict=True):
         found.append(one)
         if not as_json:
-            typer.echo(printable(f"{label}: {one.in_words()}"))
+            typer.echo(printable(f"{label}: {one}"))
     if as_json:
         names: list[dict[str, Any]] = [{"files": [*map(str, files)]}] if together else [{"file": str(x)} for x in files]
         typer.echo(to_json([name | asked | vars(one) for name, one in zip(names, found, strict=True)], indent=2))

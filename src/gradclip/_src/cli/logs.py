@@ -167,8 +167,8 @@ def _print_table(found: "list[Replayed]") -> None:
         plain = one.plain()
         table.add_row(
             one.rule,
-            percent(plain["share_clipped"]),
-            percent(plain["share_skipped"]),
+            percent(plain["clipped_share"]),
+            percent(plain["skipped_share"]),
             f"{plain['spikes_stopped']} of {plain['spikes']}",
             *(f"{plain[name]:.4g}" for name in ("median_threshold", "last_threshold", "largest_after")),
         )

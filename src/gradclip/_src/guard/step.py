@@ -69,7 +69,7 @@ class Skips:
         if found_inf is not None:
             self._later("flag", found_inf, by_scaler)
         elif call is not None and isinstance(call.max_norm, AdaptiveThreshold):
-            counted = call.max_norm._counts["skipped"]
+            counted = call.max_norm._counts["num_skipped"]
             if self._follows is not call.max_norm:  # it may have skipped steps before this guard was there
                 self._follows = call.max_norm
                 self._later("before", counted - _skipped_by(call, call.max_norm), False)
@@ -123,7 +123,7 @@ class Skips:
 def _skipped_by(call: ClipCall, max_norm: AdaptiveThreshold) -> Any:
     """Return 1 if a call has skipped its step, else 0, by its norm."""
     norm = torch.as_tensor(call.norm)
-    spike = norm > max_norm.skip_above * (math.inf if max_norm.threshold is None else max_norm.threshold)
+    spike = norm > max_norm.skip_above * (math.inf if max_norm.max_norm is None else max_norm.max_norm)
     finite = torch.isfinite(norm)
     skipped = (spike & finite) | ~finite if Nonfinite.recorded(call.nonfinite).blanks else spike & finite
     return skipped.to(torch.float32) if norm.device.type != "cpu" else float(skipped)
@@ -144,7 +144,7 @@ class StepGuard:
             and `.fix`.
         steps: the number of steps since the guard was made.
         looks: the number of steps at which it has looked.
-        skipped: the number of steps that were skipped, as far as they are known.
+        num_skipped: the number of steps that were skipped, as far as they are known.
 
     """
 
@@ -177,7 +177,7 @@ class StepGuard:
         return self._window is not None
 
     @property
-    def skipped(self) -> int:
+    def num_skipped(self) -> int:
         """The number of steps that were skipped, as far as they are known."""
         return self._skips.count
 
@@ -194,7 +194,7 @@ class StepGuard:
     def __repr__(self) -> str:
         parts = [
             _many(self.steps, "step"),
-            f"{self.skipped} skipped" if self.skipped else "",
+            f"{self.num_skipped} skipped" if self.num_skipped else "",
             _many(self.looks, "look"),
         ]
         parts.append("" if self.norm is None else f"norm {self.norm:.4g} at the last")
@@ -381,10 +381,10 @@ class StepGuard:
         if found is None:
             return as_number(self._max_norm.max_norm if seems_a_handle(self._max_norm) else self._max_norm)
         if self._followed:
-            return as_number(found.threshold)  # a call has observed its norm by now
+            return as_number(found.max_norm)  # a call has observed its norm by now
         # Clipping within the step observes it at the end of the step, perhaps after this guard's own hook there.
-        within = as_number(found.max_norm)
-        return within if found.steps == self._observed else max(within, as_number(found.threshold))
+        within = as_number(found.next_max_norm)
+        return within if found.steps == self._observed else max(within, as_number(found.max_norm))
 
     def _known(self) -> tuple[float, float] | None:
         """Return the norm and the threshold of a handle that clips within the step."""

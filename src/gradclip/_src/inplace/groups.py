@@ -76,7 +76,7 @@ class ParameterPart(NamedTuple):
     def threshold(self, order: Order) -> Any:
         """Return the threshold of this step; infinity if there is none. Raises like `AdaptiveThreshold.check_order`."""
         if self.adaptive is not None:
-            return self.adaptive.for_order(order)
+            return self.adaptive._for_order(order)
         return self.recorded
 
 
@@ -321,8 +321,8 @@ def _observe(adaptive: AdaptiveThreshold, found: Found, number: int, limit: floa
     """Let an `AdaptiveThreshold` observe its norm, and that the step is not finite if another part is not."""
     norm = found.of_part(number)
     beyond = seen(found.taken.backend, found.norms[number], limit, adaptive.skip_above)
-    shown = Seen(*(flag & found.finite for flag in adaptive.shown(norm, limit, beyond)[:3]))
-    adaptive.observe(norm, limit, asked.order, asked.nonfinite, shown)
+    shown = Seen(*(flag & found.finite for flag in adaptive._shown(norm, limit, beyond)[:3]))
+    adaptive._observe(norm, limit, asked.order, asked.nonfinite, shown)
 
 
 def _record(

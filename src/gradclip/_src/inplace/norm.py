@@ -371,10 +371,10 @@ class _Call(NamedTuple):
         with telling(self.parameters, self.process_group, self.mesh, each=have_thresholds(self.parameters)):
             call = self._replace(parameters=repeatable(self.parameters))
             order, policy = Order.parse(self.ord), Nonfinite.named(self.nonfinite)
-            max_norm.check_order(order)
+            max_norm._check_order(order)
         if several_norms(call.parameters, max_norm):
             return call.by_parts(call.told(each=True), max_norm)
-        return max_norm.clip(partial(call.clip_to, skip_above=max_norm.skip_above), order, policy)
+        return max_norm._clip(partial(call.clip_to, skip_above=max_norm.skip_above), order, policy)
 
     def by_parts(
         self,

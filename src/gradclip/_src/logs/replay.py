@@ -10,6 +10,7 @@ import numpy as np
 from gradclip._src.monitor.records import Columns
 from gradclip._src.monitor.trend import SPIKE, medians_before
 from gradclip._src.thresholds.below_usual import SpreadRule, SteadyRule
+from gradclip._src.thresholds.following import FollowingRule
 from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip._src.thresholds.quantile import QuantileRule
 from gradclip._src.words import shown
@@ -17,7 +18,7 @@ from gradclip._src.words import shown
 _SKIP = "skip_above"
 _SKIPPED_BY_DEFAULT = 4.0
 _AUTOCLIP = {"factor": 1.0, "quantile": 0.9, "window": 1000.0}
-RULES: dict[str, type[QuantileRule]] = {
+RULES: dict[str, type[FollowingRule]] = {
     "adaptive": SpreadRule,
     "spread": SpreadRule,
     "steady": SteadyRule,
@@ -32,7 +33,7 @@ class ThresholdRule(NamedTuple):
 
     name: str
     fixed: float | None
-    follows: QuantileRule | None
+    follows: FollowingRule | None
     skip_above: float = math.inf
 
     @classmethod
@@ -56,7 +57,7 @@ class ThresholdRule(NamedTuple):
         if made is None:
             names = ", ".join(RULES)
             raise ValueError(f"there is no rule {shown(text)}. A rule is a number, {names}. Try quantile:factor=3")
-        if made.below_usual and not math.isinf(skip):
+        if made._below_usual and not math.isinf(skip):
             raise ValueError(f"the rule {kind!r} cannot skip steps. Use quantile:{_SKIP}=4 or skip, not {shown(text)}.")
         if kind == "autoclip":
             given = _AUTOCLIP | given
@@ -111,8 +112,8 @@ class Replayed(NamedTuple):
         after = self.after[np.isfinite(self.after)]
         return {
             "rule": self.rule,
-            "share_clipped": float(self.clipped.mean()),
-            "share_skipped": float(self.skipped.mean()),
+            "clipped_share": float(self.clipped.mean()),
+            "skipped_share": float(self.skipped.mean()),
             "spikes": int(self.spikes.sum()),
             "spikes_stopped": self.stopped,
             "median_threshold": float(np.median(self.max_norms)),

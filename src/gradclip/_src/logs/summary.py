@@ -142,14 +142,14 @@ class Summary(NamedTuple):
         few = percentiles(norms, (1, 50, 99))
         spread = ", ".join(f"{value:.4g} ({which}%)" for which, value in few.items())
         found = [f"Percentiles of the norms: {spread}."] if few else []
-        if self.counts.nonfinite:
-            found.append(counted(self.counts.nonfinite, "norm is", "norms are") + " NaN or infinite.")
+        if self.counts.num_nonfinite:
+            found.append(counted(self.counts.num_nonfinite, "norm is", "norms are") + " NaN or infinite.")
         if math.isinf(self.max_norm):
             above = ", ".join(f"{percent(float((norms > one).mean()))} above {one:g}" for one in _OF_COMMON)
             return [*found, f"The run's threshold is not known: say it with --max-norm. Of the norms, {above}."]
         how = f" {self.max_norm:g} is the program's default: say another with --max-norm." if self.assumed else ""
         clipped = (
-            f"{self.counts.clipped:,} of {self.counts.steps:,} logged steps ({percent(self.counts.share_clipped)})"
+            f"{self.counts.num_clipped:,} of {self.counts.steps:,} logged steps ({percent(self.counts.clipped_share)})"
         )
         own = [step.max_norm for step in self.steps]
         varied = f", the last of thresholds from {min(own):g} to {max(own):g}" if min(own) < max(own) else ""
@@ -164,7 +164,7 @@ class Summary(NamedTuple):
             "last_step": self.steps[-1].step,
             "logged_every": self.gap,
             **self.counts._asdict(),
-            "share_clipped": self.counts.share_clipped,
+            "clipped_share": self.counts.clipped_share,
             "max_norm": self.max_norm,
             "max_norm_is_assumed": self.assumed,
             "percentiles": {str(which): value for which, value in percentiles(self.columns.norms).items()},

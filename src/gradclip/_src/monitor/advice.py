@@ -23,7 +23,7 @@ class Candidate:
 
     name: str
     max_norm: float
-    share_clipped: float
+    clipped_share: float
     spikes_clipped: int
 
 
@@ -57,7 +57,7 @@ class Advice:
 
     def __str__(self) -> str:
         rows = [
-            f"  {c.name:<20} {c.max_norm:>10.4g}  clips {c.share_clipped:>6.1%} of the steps"
+            f"  {c.name:<20} {c.max_norm:>10.4g}  clips {c.clipped_share:>6.1%} of the steps"
             + (f", {c.spikes_clipped} of {self.spikes} spikes" if self.spikes else "")
             for c in self.candidates
         ]

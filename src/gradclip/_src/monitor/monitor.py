@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gradclip._src.core.pipeline import EachNorm
 from gradclip._src.monitor.advice import Advice, advise
 from gradclip._src.monitor.history import History, setting
-from gradclip._src.monitor.pending import Note, Pending, named
+from gradclip._src.monitor.pending import Note, Pending, named, norm_and_threshold
 from gradclip._src.monitor.records import Columns, Counts, LayerTable, Overview, Spike, Step
 from gradclip._src.monitor.saved import State, from_lines, groups_of, to_line
 from gradclip._src.monitor.spikes import Spikes
@@ -64,7 +64,7 @@ class Monitor:
     >>> monitor = Monitor()
     >>> for grads in np.array([[3.0, 4.0], [0.3, 0.4]]):
     ...     norm = gradclip.clip_grad_norm_(grads, 1.0, monitor=monitor)
-    >>> monitor.clipped, [(one.norm, one.coefficient) for one in monitor.records]
+    >>> monitor.num_clipped, [(one.norm, one.coefficient) for one in monitor.records]
     (1, [(5.0, 0.2), (0.5, 1.0)])
 
     """
@@ -106,24 +106,24 @@ class Monitor:
         return self.counts.steps
 
     @property
-    def clipped(self) -> int:
+    def num_clipped(self) -> int:
         """The number of steps that were clipped."""
-        return self.counts.clipped
+        return self.counts.num_clipped
 
     @property
-    def skipped(self) -> int:
+    def num_skipped(self) -> int:
         """The number of steps that were skipped."""
-        return self.counts.skipped
+        return self.counts.num_skipped
 
     @property
-    def nonfinite(self) -> int:
+    def num_nonfinite(self) -> int:
         """The number of steps with a non-finite norm."""
-        return self.counts.nonfinite
+        return self.counts.num_nonfinite
 
     def record(
         self,
         norm: object,
-        max_norm: object,
+        max_norm: object = None,
         layer_norms: object = None,
         *,
         nonfinite: Policy | StepPolicy = "propagate",
@@ -136,7 +136,8 @@ class Monitor:
 
         Args:
             norm: the norm before clipping, as the clipping call returned it: a number or a scalar array of any
-                framework. A vector stands for several steps in a row, such as `jax.lax.scan` returns.
+                framework. A vector stands for several steps in a row, such as `jax.lax.scan` returns. Or what has a
+                `norm` and a `max_norm`, alone: a `gradclip.AdaptiveThreshold`, a handle, a state of optax.
             max_norm: the threshold of the step, or one for each step. Or a `gradclip.AdaptiveThreshold` after its call.
             layer_norms: a tree of the layers' norms, as `gradclip.layer_norms` and `gradclip.clip_by_layer_norm` return
                 it. With `names`, a vector of the layers' norms at one step.
@@ -153,6 +154,8 @@ class Monitor:
             do not match, a `skip_above` below 1.
 
         """
+        if max_norm is None:
+            norm, max_norm = norm_and_threshold(norm)
         pending = Pending.of(norm, max_norm, layer_norms, nonfinite, named(names), skip_above)
         self._history.add(pending, Note.of(loss, context))
 

@@ -77,8 +77,8 @@ class Pending(NamedTuple):
         if callable(inside := getattr(max_norm, "__jax_array__", None)):
             max_norm = inside()
         threshold = max_norm
-        if not known(max_norm) and hasattr(max_norm, "threshold"):
-            threshold, skip_above = max_norm.threshold, getattr(max_norm, "skip_above", math.inf)
+        if not known(max_norm) and hasattr(max_norm, "max_norm"):
+            threshold, skip_above = max_norm.max_norm, getattr(max_norm, "skip_above", skip_above)
             if threshold is None:
                 raise TypeError("max_norm has clipped nothing yet, so it has no threshold. Clip first, then record.")
         _check("norm", norm)
@@ -201,6 +201,16 @@ def _rows(layers: Sequence[np.ndarray], steps: int, count: int) -> Sequence[np.n
     narrow = narrowed(table)
     # Each step by itself, as a state that is loaded does it.
     return list(narrow) if narrow is not table else [narrowed(row) for row in table]
+
+
+def norm_and_threshold(state: Any) -> tuple[object, object]:
+    """Return what is to be recorded of a state. Raises TypeError for what has no norm and no threshold."""
+    if known(state) or not (hasattr(state, "norm") and hasattr(state, "max_norm")):
+        raise TypeError(
+            f"max_norm is missing. Pass record(norm, max_norm), or what has both, such as an AdaptiveThreshold, not "
+            f"{typed(state)}."
+        )
+    return state.norm, state
 
 
 def _kept(value: Any) -> Any:

@@ -204,9 +204,9 @@ class Counts(NamedTuple):
     """How many steps there were, and how many were clipped, skipped or non-finite."""
 
     steps: int = 0
-    clipped: int = 0
-    skipped: int = 0
-    nonfinite: int = 0
+    num_clipped: int = 0
+    num_skipped: int = 0
+    num_nonfinite: int = 0
 
     def plus(self, steps: Iterable[Step]) -> "Counts":
         """Return the counts with these steps added."""
@@ -217,9 +217,9 @@ class Counts(NamedTuple):
         return Counts(*counts)
 
     @property
-    def share_clipped(self) -> float:
+    def clipped_share(self) -> float:
         """The share of steps clipped; NaN without steps."""
-        return self.clipped / self.steps if self.steps else math.nan
+        return self.num_clipped / self.steps if self.steps else math.nan
 
 
 class Columns(NamedTuple):

@@ -32,7 +32,7 @@ _BUILD = (
 
 @dataclass(frozen=True)
 class NativeStatus:
-    """Whether gradclip uses its compiled kernels, and which variant.
+    """Whether gradclip uses its compiled kernels, and which variant. It is true if `available` is.
 
     Attributes:
         available: whether the kernels are in use.
@@ -45,6 +45,9 @@ class NativeStatus:
     variant: str | None
     variants: tuple[str, ...]
     reason: str | None
+
+    def __bool__(self) -> bool:
+        return self.available
 
     def __str__(self) -> str:
         return self.variant if self.variant is not None else f"not available: {self.reason}"

@@ -167,7 +167,7 @@ def _real(value: object, name: str, advice: str, too_large: str) -> Any:
         advice = f"Pass the number in it, {name}[0]."
     elif name == "max_norm" and len(getattr(value, "shape", ())) == 1:
         advice = f"{by_layer}, with list(max_norm)."
-    advice = getattr(value, "instead_of_threshold", advice)
+    advice = getattr(value, "_instead_of_threshold", advice)
     if isfunction(value) or isinstance(value, partial):
         advice = (
             f"Call a schedule at every step: {name}=schedule(step). For a transformation of optax, wrap what makes it, "

@@ -72,7 +72,7 @@ class ClippingBeforeStep(StepClipping):
         for parameter in (p for group in skipped for p in group["params"]):
             parameter.grad = None
         if parts is None:
-            threshold: Any = max_norm.threshold if isinstance(max_norm, AdaptiveThreshold) else max_norm
+            threshold: Any = max_norm.max_norm if isinstance(max_norm, AdaptiveThreshold) else max_norm
             self._stepped(norm, [StepPart.of(norm, max_norm, threshold)])
         else:
             self._stepped(norm, parts.parts, common=common)
@@ -82,7 +82,7 @@ class ClippingBeforeStep(StepClipping):
         common = [group for group in groups if "max_norm" not in group]
         each = [(self._max_norm, common), *((group["max_norm"], [group]) for group in groups if "max_norm" in group)]
         return [
-            _Followed(one, of, one._counts["skipped"])
+            _Followed(one, of, one._counts["num_skipped"])
             for one, of in each
             if isinstance(one, AdaptiveThreshold) and of and (policy.blanks or one.skip_above < math.inf)
         ]
@@ -93,7 +93,7 @@ class ClippingBeforeStep(StepClipping):
         """Return the groups that this step skips: the same on all processes. It waits for the device."""
         if without_values(norm):
             return []
-        skipped = [group for one in followed if one.max_norm.skipped > int(one.before) for group in one.groups]
+        skipped = [group for one in followed if one.max_norm.num_skipped > int(one.before) for group in one.groups]
         if len(skipped) == len(groups) or not self._request.nonfinite.blanks or _all_follow(groups, followed):
             return skipped
         # A finite norm beyond float32 is returned as infinite, too.

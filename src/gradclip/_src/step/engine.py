@@ -76,7 +76,7 @@ class EngineClipping:
     def _checked(self, value: Threshold | AdaptiveThreshold) -> float | AdaptiveThreshold:
         if not isinstance(value, AdaptiveThreshold):
             return self._above_zero(float(check_threshold(value)))
-        value.check_order(_ORDER)
+        value._check_order(_ORDER)
         if value.skip_above < math.inf and not self._skips:
             raise ValueError(
                 f"{self._name} cannot skip steps with a large norm, so skip_above={value.skip_above!r} would have no "
@@ -130,7 +130,7 @@ class EngineClipping:
 
     def _own(self) -> float:
         kept = self._max_norm
-        return self._above_zero(float(kept.for_order(_ORDER))) if isinstance(kept, AdaptiveThreshold) else kept
+        return self._above_zero(float(kept._for_order(_ORDER))) if isinstance(kept, AdaptiveThreshold) else kept
 
     @property
     def skip_above(self) -> float:
@@ -146,7 +146,7 @@ class EngineClipping:
         kept = self._max_norm
         if isinstance(kept, AdaptiveThreshold):
             seen = Seen(finite, finite and self.norm > threshold, finite and skipped)
-            kept.observe(np.float64(self.norm), threshold, _ORDER, Nonfinite.named(policy), seen)
+            kept._observe(np.float64(self.norm), threshold, _ORDER, Nonfinite.named(policy), seen)
         if self._monitor is not None:
             above = 1.0 if skipped and math.isinf(self.skip_above) else self.skip_above
             self._monitor.record(self.norm, threshold, nonfinite=policy, skip_above=above)

@@ -97,7 +97,7 @@ class FusedClipping(StepClipping):
         if self._scaled is not None and last.overflow is not None:
             self._scaled.overflowed(last.overflow)
         if last.shown is not None and isinstance(self._max_norm, AdaptiveThreshold):
-            self._max_norm.observe(last.norm, last.max_norm, request.order, request.nonfinite, last.shown)
+            self._max_norm._observe(last.norm, last.max_norm, request.order, request.nonfinite, last.shown)
         self._stepped(last.norm, [StepPart.of(last.norm, self._max_norm, last.max_norm)])
         if self._monitor is not None:
             self._monitor.watched(last.each)

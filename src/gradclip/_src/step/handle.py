@@ -151,7 +151,7 @@ class PartsWatched:
     def record(self, norm: Scalar, max_norm: Threshold | AdaptiveThreshold, *, nonfinite: Policy) -> None:
         """Take in what a call has clipped."""
         if self._common:
-            threshold = max_norm.threshold if isinstance(max_norm, AdaptiveThreshold) else max_norm
+            threshold = max_norm.max_norm if isinstance(max_norm, AdaptiveThreshold) else max_norm
             self.parts.append(StepPart.of(norm, max_norm, threshold))
         if self._monitor is not None:
             self._monitor.record(norm, max_norm, nonfinite=nonfinite)

@@ -87,7 +87,7 @@ class Watcher(Protocol):
 
 def threshold_of(call: ClipCall) -> float:
     """Return the threshold of a call; NaN if it is not one number."""
-    max_norm: Any = call.max_norm.threshold if isinstance(call.max_norm, AdaptiveThreshold) else call.max_norm
+    max_norm: Any = call.max_norm.max_norm if isinstance(call.max_norm, AdaptiveThreshold) else call.max_norm
     try:
         return float(max_norm)
     except (TypeError, ValueError, RuntimeError):  # the last for a tensor without values

@@ -261,7 +261,7 @@ class Request:
         threshold: Scalar = max_norm
         skip_above = math.inf
         if isinstance(max_norm, AdaptiveThreshold):
-            threshold, skip_above = max_norm.for_order(self.order), max_norm.skip_above
+            threshold, skip_above = max_norm._for_order(self.order), max_norm.skip_above
         processes.ask(self.order, self.nonfinite, threshold, skip_above=skip_above, scale=scale)
         return threshold, skip_above
 
@@ -300,7 +300,7 @@ class Request:
             flags = [finite == 0] if self.nonfinite.blanks or found_inf is not None else []
             shown = None
             if isinstance(max_norm, AdaptiveThreshold):
-                shown = max_norm.shown(norm, limit, seen(backend, made.norm, asked.max_norm, skip_above))
+                shown = max_norm._shown(norm, limit, seen(backend, made.norm, asked.max_norm, skip_above))
                 flags += [shown.spike] if skip_above < math.inf else []
             as_it_is = grad_scale is None and backend.concrete and by == 1.0
             gradients.separate(backend)

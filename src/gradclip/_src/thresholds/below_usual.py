@@ -7,15 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from gradclip._src.flush_mode import with_subnormals
+from gradclip._src.thresholds.following import FollowingRule, fraction_of, recovery_steps
 from gradclip._src.thresholds.history import AnyHistory, SteadyHistory, namespace_of, of_one_norm
-from gradclip._src.thresholds.quantile import QuantileRule, fraction_of, recovery_steps
+from gradclip._src.thresholds.quantile import QuantileRule
+from gradclip._src.words import typed
 from gradclip.typing import HasDtype, Scalar
 
 _LEAST = 0.25
 
 
 @dataclass(frozen=True)
-class SpreadRule(QuantileRule):
+class SpreadRule(FollowingRule):
     """A threshold that follows the norms, lower where they vary: factor * m * r**2, limited to [lower, upper].
 
     Here m is the median of the last `window` norms, and r = max(q / m, 1/4), where q is their `quantile`. r is 1 if the
@@ -60,8 +62,8 @@ class SpreadRule(QuantileRule):
 
     """
 
-    least_share: ClassVar[float] = _LEAST**2
-    below_usual: ClassVar[bool] = True
+    _least_share: ClassVar[float] = _LEAST**2
+    _below_usual: ClassVar[bool] = True
 
     factor: float = 1.0
     quantile: float = 0.1
@@ -95,27 +97,31 @@ class SpreadRule(QuantileRule):
         return middle * factor * share * share
 
 
-def rule_given(rule: QuantileRule | None, *, skips: bool) -> QuantileRule:
+def rule_given(rule: FollowingRule | None, *, skips: bool) -> FollowingRule:
     """Return the given rule, or the default: a `SpreadRule`, or a `QuantileRule` if steps are skipped.
 
     Raises ValueError for a rule that may be far below the usual norm if steps are skipped, TypeError for no rule.
     """
     if rule is None:
         return QuantileRule() if skips else SpreadRule()
-    given = QuantileRule.given(rule)
-    if skips and given.below_usual:
+    if not isinstance(rule, FollowingRule):
+        raise TypeError(
+            f"rule must be a gradclip.SpreadRule, SteadyRule or QuantileRule, or None for the default, got "
+            f"{typed(rule)}. A fixed threshold needs no rule: pass the number as max_norm when you clip."
+        )
+    if skips and rule._below_usual:
         raise ValueError(
-            f"skip_above needs a threshold above the usual norm, but a {type(given).__name__} may be far below it. "
+            f"skip_above needs a threshold above the usual norm, but a {type(rule).__name__} may be far below it. "
             "Pass rule=gradclip.QuantileRule(), or leave rule out."
         )
-    return given
+    return rule
 
 
 _DOWN, _UP = 8.0, 4.0
 
 
 @dataclass(frozen=True)
-class SteadyRule(QuantileRule):
+class SteadyRule(FollowingRule):
     """A threshold far below the norms that stays the same: factor * the first norm, moved only if it no longer fits.
 
     Let m be the `quantile` of the last `window` norms, by default their median. The threshold stays, to the last bit,
@@ -160,12 +166,14 @@ class SteadyRule(QuantileRule):
 
     """
 
-    least_share: ClassVar[float] = 1 / _DOWN
-    most_share: ClassVar[float] = _UP
-    below_usual: ClassVar[bool] = True
-    arrays: ClassVar[int] = 3
+    _least_share: ClassVar[float] = 1 / _DOWN
+    _most_share: ClassVar[float] = _UP
+    _below_usual: ClassVar[bool] = True
+    _arrays: ClassVar[int] = 3
 
     factor: float = 0.125
+    quantile: float = 0.5
+    window: int = 128
     initial: float = 0.01
 
     def init(self, like: HasDtype | None = None, shape: tuple[int, ...] = ()) -> SteadyHistory:

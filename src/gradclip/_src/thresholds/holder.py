@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Mapping, Set
 from functools import partial
 from typing import Any
@@ -11,16 +12,16 @@ import numpy as np
 
 from gradclip._src.backends.registry import entry_of, find, framework_of
 from gradclip._src.core.formats import dtype_name
-from gradclip._src.core.nonfinite import Nonfinite
+from gradclip._src.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip._src.core.norms import Order
 from gradclip._src.core.rules import Seen
 from gradclip._src.thresholds.below_usual import SteadyRule, rule_given
+from gradclip._src.thresholds.following import FollowingRule
 from gradclip._src.thresholds.history import AnyHistory, SteadyHistory, check_between
-from gradclip._src.thresholds.quantile import QuantileRule
-from gradclip._src.words import shown, with_advice
-from gradclip.typing import Scalar, Threshold
+from gradclip._src.words import shown, typed, with_advice
+from gradclip.typing import Ord, Scalar, Threshold
 
-_KEYS = ("ord", "dtype", "norms", "steps", "clipped", "skipped", "norm", "threshold")
+_KEYS = ("ord", "dtype", "norms", "steps", "num_clipped", "num_skipped", "norm", "max_norm")
 
 
 class AdaptiveThreshold:
@@ -43,7 +44,7 @@ class AdaptiveThreshold:
     Attributes:
         rule: the rule.
         norm: the norm before clipping at the last step, as the call returned it; None before the first step.
-        threshold: the threshold of the last step, a number, or on an accelerator a scalar array; None before the first.
+        max_norm: the threshold of the last step, a number, or on an accelerator a scalar array; None before the first.
 
     If several processes hold parts of the gradients, make one `AdaptiveThreshold` in each. They see equal norms, so
     their thresholds are equal to the last bit. On an accelerator, nothing waits for the device until you read a value.
@@ -61,36 +62,38 @@ class AdaptiveThreshold:
     >>> # Clipped to the norm of the first step:
     >>> float(norm), update["w"].round(6).tolist()
     (50.0, [3.0, 4.0])
-    >>> max_norm.clipped, max_norm.skipped
+    >>> max_norm.num_clipped, max_norm.num_skipped
     (1, 0)
 
     """
 
-    elsewhere = (
+    _elsewhere = (
         "In an optax chain, use gradclip.integrations.optax.adaptive_clip_by_global_norm(). Elsewhere, use a rule. "
         "Before the first step: rule = gradclip.SpreadRule(), history = rule.init(like), where `like` is any "
         "array with the framework and device of the gradients. At every step:\n"
         "    clipped, norm = gradclip.clip_by_global_norm(tree, rule.max_norm(history))\n"
         "    history = rule.observe(history, norm)"
     )
-    instead_of_threshold = f"Pass it to gradclip.clip_grad_norm_ or gradclip.integrations.torch.fold_into. {elsewhere}"
+    _instead_of_threshold = (
+        f"Pass it to gradclip.clip_grad_norm_ or gradclip.integrations.torch.fold_into. {_elsewhere}"
+    )
 
     @with_advice
-    def __init__(self, rule: QuantileRule | None = None, *, skip_above: float = math.inf) -> None:
+    def __init__(self, rule: FollowingRule | None = None, *, skip_above: float = math.inf) -> None:
         self.skip_above = check_between("skip_above", skip_above, 1.0, math.inf)
         self.rule = rule_given(rule, skips=self.skip_above < math.inf)
         self.norm: Scalar | None = None
-        self.threshold: Scalar | None = None
+        self.max_norm: Scalar | None = None
         self._history = self.rule.init()
         self._order: Order | None = None
-        self._counts: dict[str, Any] = {"steps": 0, "clipped": 0, "skipped": 0}
+        self._counts: dict[str, Any] = {"steps": 0, "num_clipped": 0, "num_skipped": 0}
 
     def __repr__(self) -> str:
         skips = "" if math.isinf(self.skip_above) else f", skip_above={self.skip_above!r}"
         return f"AdaptiveThreshold({self.rule!r}{skips})"
 
     @property
-    def max_norm(self) -> Scalar:
+    def next_max_norm(self) -> Scalar:
         """The threshold of the next step: a number, or on an accelerator a scalar array."""
         threshold = self.rule.max_norm(self._history)
         return float(threshold) if isinstance(self._history.norms, np.ndarray) else threshold
@@ -106,42 +109,67 @@ class AdaptiveThreshold:
         return int(self._counts["steps"])
 
     @property
-    def clipped(self) -> int:
+    def num_clipped(self) -> int:
         """The number of steps clipped: the norm was above the threshold, and the step was not skipped."""
-        return int(self._counts["clipped"])
+        return int(self._counts["num_clipped"])
 
     @property
-    def skipped(self) -> int:
+    def num_skipped(self) -> int:
         """The number of steps skipped, by `skip_above` or by `nonfinite="drop"` and `"skip"`."""
-        return int(self._counts["skipped"])
+        return int(self._counts["num_skipped"])
+
+    def observe(self, norm: Scalar, *, ord: Ord = 2) -> None:
+        """Take note of a step that was clipped to `next_max_norm` by other means.
+
+        >>> max_norm = AdaptiveThreshold()
+        >>> for norm in (5.0, 50.0):
+        ...     coefficient = min(1.0, float(max_norm.next_max_norm) / norm)  # multiply the gradients by it
+        ...     max_norm.observe(norm)
+        >>> coefficient, max_norm.num_clipped
+        (0.1, 1)
+
+        Args:
+            norm: the norm before clipping, a number or a scalar array. On an accelerator nothing waits for it. A norm
+                of more than `skip_above` times the threshold counts as skipped: then skip the step.
+            ord: the order of the norm.
+
+        Raises:
+            TypeError: a norm that is not a number or a scalar array, or is traced by JAX. ValueError: a negative norm,
+            an unknown order, or one other than that of earlier steps.
+
+        """
+        order = Order.parse(ord)
+        threshold = self._for_order(order)
+        checked = check_norm(norm)
+        self._observe(checked, threshold, order, PROPAGATE, self._shown(checked, threshold))
 
     # Called by the clipping functions
 
-    def clip(
+    def _clip(
         self, clip_to: Callable[[Threshold], tuple[Scalar, Seen | None]], order: Order, nonfinite: Nonfinite
     ) -> Scalar:
         """Clip with a function from a threshold to the norm before clipping; observe that norm and return it.
 
         The function also says what the norm shows, unless the dtype of the norm is sure to hold it.
         """
-        threshold = self.for_order(order)
+        threshold = self._for_order(order)
         norm, beyond = clip_to(threshold)
-        shown = self.shown(norm, threshold, beyond)
+        shown = self._shown(norm, threshold, beyond)
         if self.skip_above < math.inf:
             if _on_device(norm):
                 xp = framework_of(norm).namespace  # type: ignore[union-attr]
                 clip_to(xp.where(shown.spike, 0.0, xp.full_like(norm, math.inf)))
             elif shown.spike:
                 clip_to(0.0)
-        self.observe(norm, threshold, order, nonfinite, shown)
+        self._observe(norm, threshold, order, nonfinite, shown)
         return norm
 
-    def for_order(self, order: Order) -> Scalar:
+    def _for_order(self, order: Order) -> Scalar:
         """Return the threshold of the next step. Raises like `check_order`."""
-        self.check_order(order)
-        return self.max_norm
+        self._check_order(order)
+        return self.next_max_norm
 
-    def check_order(self, order: Order) -> None:
+    def _check_order(self, order: Order) -> None:
         """Raise ValueError if earlier steps had norms of a different order."""
         if self._order not in (None, order):
             raise ValueError(
@@ -149,7 +177,7 @@ class AdaptiveThreshold:
                 "each order."
             )
 
-    def observe(self, norm: Scalar, threshold: Scalar, order: Order, nonfinite: Nonfinite, shown: Seen) -> None:
+    def _observe(self, norm: Scalar, threshold: Scalar, order: Order, nonfinite: Nonfinite, shown: Seen) -> None:
         """Record a step that has succeeded: its norm before clipping and its threshold, and what the norm shows.
 
         Raises TypeError if the norm is traced by JAX: it has no value yet.
@@ -164,12 +192,12 @@ class AdaptiveThreshold:
         if nonfinite.blanks:
             skipped = skipped | (finite == 0)
         history = self.rule.observe(self._beside(norm, value), value)
-        more = {"steps": 1, "clipped": above & (skipped == 0), "skipped": skipped}
+        more = {"steps": 1, "num_clipped": above & (skipped == 0), "num_skipped": skipped}
         self._counts = {name: count + more[name] for name, count in self._counts.items()}
         self._order, self._history, self.norm = order, history, norm
-        self.threshold = threshold.item() if isinstance(threshold, np.ndarray | np.generic) else threshold
+        self.max_norm = threshold.item() if isinstance(threshold, np.ndarray | np.generic) else threshold
 
-    def shown(self, norm: Scalar, threshold: Scalar, beyond: Seen | None = None) -> Seen:
+    def _shown(self, norm: Scalar, threshold: Scalar, beyond: Seen | None = None) -> Seen:
         """Say what a norm shows; `beyond` is what a norm shows that its dtype may not hold."""
         if beyond is not None and beyond.final:
             return beyond
@@ -204,7 +232,7 @@ class AdaptiveThreshold:
             "norms": norms[: int(self._history.count)].tolist(),
             **{name: int(count) for name, count in self._counts.items()},
             "norm": None if self.norm is None else float(self.norm),
-            "threshold": None if self.threshold is None else float(self.threshold),
+            "max_norm": None if self.max_norm is None else float(self.max_norm),
             **({"held": float(self._history.held)} if isinstance(self._history, SteadyHistory) else {}),
         }
 
@@ -233,7 +261,7 @@ class AdaptiveThreshold:
             history = self.rule.holding(history, float(state["held"]))
         counts = {name: int(state[name]) for name in self._counts}
         self._order, self._history, self._counts = order or self._order, history, counts
-        self.norm, self.threshold = state["norm"], state["threshold"]
+        self.norm, self.max_norm = state["norm"], state["max_norm"]
 
 
 def _check_numbers(state: Mapping[str, Any]) -> None:
@@ -243,15 +271,29 @@ def _check_numbers(state: Mapping[str, Any]) -> None:
         wrong += [held for held in (state.get("held", 0.0),) if not 0 <= float(held) < math.inf]
         wrong += [name for name in (state["dtype"],) if name not in ("float32", "float64")]
         wrong += [ord for ord in (state["ord"],) if ord is not None and not (float(ord) > 0 or ord == -math.inf)]
-        counts = [state[name] for name in ("steps", "clipped", "skipped")]
+        counts = [state[name] for name in ("steps", "num_clipped", "num_skipped")]
         wrong += [count for count in counts if not count >= 0 or int(count) != count]
-        last = [state[name] for name in ("norm", "threshold")]
+        last = [state[name] for name in ("norm", "max_norm")]
         wrong += [one for one in last if one is not None and (isinstance(one, str) or float(one) < 0)]
         wrong += [norms for norms in (state["norms"],) if isinstance(norms, str | Mapping | Set)]
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"the state is damaged: {error}. Pass the result of its state_dict().") from error
     if wrong:
         raise ValueError(f"the state is damaged: it holds {shown(wrong[0])}. Pass the result of its state_dict().")
+
+
+def check_norm(norm: Scalar) -> Scalar:
+    """Return a norm. Raises TypeError for what is neither a number nor a scalar, ValueError for a negative number."""
+    array = framework_of(norm)
+    if array is None and (isinstance(norm, bool) or not isinstance(norm, numbers.Real)):
+        raise TypeError(f"norm must be a number or a scalar array, got {typed(norm)}. Pass the norm before clipping.")
+    if array is not None and tuple(norm.shape) != ():
+        raise TypeError(
+            f"norm must be a scalar, got shape {tuple(norm.shape)}. Pass the norm of all gradients together."
+        )
+    if not _on_device(norm) and float(norm) < 0:
+        raise ValueError(f"norm must not be negative, got {float(norm)!r}.")
+    return norm if array is not None else np.float64(norm)
 
 
 def _on_device(norm: Scalar) -> bool:
@@ -266,7 +308,7 @@ def _check_untraced(norm: Scalar) -> None:
     if framework_of(norm).is_traced(norm):  # type: ignore[union-attr]
         raise TypeError(
             "the norm is traced: it has no value yet for an AdaptiveThreshold to keep. Call it outside jit. "
-            + AdaptiveThreshold.elsewhere
+            + AdaptiveThreshold._elsewhere
         )
 
 

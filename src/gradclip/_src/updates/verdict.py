@@ -69,7 +69,7 @@ _FIRST_WORDS = ("the ", "it ", "its ", "several ")
 
 @dataclass(frozen=True)
 class UpdateCheck:
-    """Whether an update is acceptable, and why. In conditions it counts as `ok`.
+    """Whether an update is acceptable, and why. It is true if `ok` is.
 
     Attributes:
         ok: whether the update is acceptable.
@@ -89,14 +89,13 @@ class UpdateCheck:
     def __bool__(self) -> bool:
         return self.ok
 
-    @classmethod
-    def refused(cls, why: str) -> "UpdateCheck":
-        """Return the refusal of an update that could not be read."""
-        return cls(False, sentence([why]), math.nan, math.nan)
-
-    def in_words(self) -> str:
-        """Return the verdict as a command prints it."""
+    def __str__(self) -> str:
         return f"{'accepted' if self.ok else 'REFUSED'}. {self.reason}"
+
+
+def refusal(why: str) -> UpdateCheck:
+    """Return the refusal of an update that could not be read."""
+    return UpdateCheck(False, sentence([why]), math.nan, math.nan)
 
 
 @dataclass(frozen=True)
@@ -125,8 +124,7 @@ class Measurement:
         """Return the measurement of arrays that could not be read."""
         return cls(math.nan, faults=[why])
 
-    def in_words(self) -> str:
-        """Return the measurement as a command prints it."""
+    def __str__(self) -> str:
         if self.faults:
             return sentence(["it cannot be measured", *self.faults])
         said = [

@@ -99,7 +99,7 @@ def _row(event: NotableStep, with_layers: bool) -> list[str]:
 
 def _how_many(found: list[NotableStep], counts: Counts, with_layers: bool) -> str:
     """Say how many steps there were of each kind, which of them are listed, and how to see their layers."""
-    kinds = ((counts.nonfinite, "not finite"), (counts.skipped, "skipped"), (counts.clipped, "clipped"))
+    kinds = ((counts.num_nonfinite, "not finite"), (counts.num_skipped, "skipped"), (counts.num_clipped, "clipped"))
     told = ", ".join(f"{count:,} {what}" for count, what in kinds if count)
     hint = (
         " A share is that of the squared norm."
@@ -117,7 +117,7 @@ def advised(advice: Advice, shown: Overview) -> str:
     told = [*advice.reasons, *about_proposal(shown, advice)]
     reasons = "".join(f"<li>{escape(reason)}</li>" for reason in told)
     rows = [
-        (c.name, number(c.max_norm), percent(c.share_clipped), f"{c.spikes_clipped} of {advice.spikes}")
+        (c.name, number(c.max_norm), percent(c.clipped_share), f"{c.spikes_clipped} of {advice.spikes}")
         for c in advice.candidates
     ]
     head = ("threshold (or percentile)", "value", "steps clipped", "spikes clipped")
@@ -279,14 +279,22 @@ def _pair(name: str, value: str, more: str = "", kind: str = "") -> str:
     return f"<div{kind}><dt>{escape(name)}</dt><dd>{escape(value)}{small}</dd></div>"
 
 
+def _tile(what: str, count: int, steps: int) -> tuple[str, ...]:
+    return what, f"{count:,}", percent(count / steps) if count else ""
+
+
 def _tiles(shown: Overview, advice: Advice) -> str:
     counts, last = shown.counts, shown.last
     threshold = "last threshold" if moves(shown.columns) else "threshold"
     tiles = [
         ("steps", f"{counts.steps:,}"),
-        ("clipped", f"{counts.clipped:,}", percent(counts.share_clipped) if counts.clipped else ""),
-        ("skipped", f"{counts.skipped:,}", percent(counts.skipped / counts.steps) if counts.skipped else ""),
-        ("not finite", f"{counts.nonfinite:,}", percent(counts.nonfinite / counts.steps) if counts.nonfinite else ""),
+        _tile("clipped", counts.num_clipped, counts.steps),
+        _tile("skipped", counts.num_skipped, counts.steps),
+        (
+            "not finite",
+            f"{counts.num_nonfinite:,}",
+            percent(counts.num_nonfinite / counts.steps) if counts.num_nonfinite else "",
+        ),
         ("last norm", number(last.norm) if last else "none"),
         (threshold, number(last.max_norm) if last else "none"),
     ]
@@ -317,10 +325,10 @@ def notes(shown: Overview) -> list[str]:
             "100% of the steps that were neither skipped nor NaN were clipped: the threshold set the length of every "
             "gradient. The advice below says what to make of it."
         )
-    if counts.steps > counts.nonfinite and not counts.clipped:
-        above = "" if not counts.skipped else ", except at skipped steps"
+    if counts.steps > counts.num_nonfinite and not counts.num_clipped:
+        above = "" if not counts.num_skipped else ", except at skipped steps"
         found.append(f"Nothing was clipped: the norm was never above the threshold{above}.")
-    if counts.nonfinite:
+    if counts.num_nonfinite:
         found.append(_about_nonfinite(shown))
     if len(columns.steps) < counts.steps:
         found.append(
@@ -335,11 +343,11 @@ def _about_nonfinite(shown: Overview) -> str:
     counts, columns = shown.counts, shown.columns
     spoiled = int((~columns.finite & ~columns.skipped).sum())
     skipped = int((~columns.finite & columns.skipped).sum())
-    number = f"At {counts.nonfinite:,} of {counts.steps:,} steps the norm was NaN or infinite."
-    if not spoiled and counts.skipped:
-        if skipped == counts.nonfinite == 1:
+    number = f"At {counts.num_nonfinite:,} of {counts.steps:,} steps the norm was NaN or infinite."
+    if not spoiled and counts.num_skipped:
+        if skipped == counts.num_nonfinite == 1:
             return f"{number} That step was skipped: its gradients became zeros."
-        known = "They" if skipped == counts.nonfinite else "Those that are kept"
+        known = "They" if skipped == counts.num_nonfinite else "Those that are kept"
         return f"{number} {known} were skipped: their gradients became zeros." if skipped else number
     which = f" {spoiled:,} of those kept were not skipped." if skipped else ""
     if shown.handling is not None and not Nonfinite.recorded(shown.handling.nonfinite).spoils:

@@ -265,7 +265,7 @@ def losses_over_steps(axes: Axes, columns: Columns, look: PanelStyle) -> None:
     along_steps(axes, columns.steps, look)
 
 
-def share_clipped(axes: Axes, columns: Columns, look: PanelStyle) -> None:
+def clipped_share(axes: Axes, columns: Columns, look: PanelStyle) -> None:
     """Draw the share of steps clipped in each part of the run, and on top of it the share skipped."""
     colours, steps = look.palette, columns.steps
     parts = bins_of(len(steps), look.bars)

@@ -52,9 +52,11 @@ def headline(shown: Overview) -> str:
     counts = shown.counts
     if not counts.steps:
         return "No step was recorded"
-    others = [f"{count:,} {what}" for count, what in ((counts.skipped, "skipped"), (counts.nonfinite, "not finite"))]
+    others = [
+        f"{count:,} {what}" for count, what in ((counts.num_skipped, "skipped"), (counts.num_nonfinite, "not finite"))
+    ]
     steps = "1 step" if counts.steps == 1 else f"{counts.steps:,} steps"
-    return f"{counts.clipped:,} of {steps} clipped ({percent(counts.share_clipped)}); {', '.join(others)}"
+    return f"{counts.num_clipped:,} of {steps} clipped ({percent(counts.clipped_share)}); {', '.join(others)}"
 
 
 def svgs(shown: Overview, look: PanelStyle, width: float) -> dict[str, str]:
@@ -85,7 +87,7 @@ def _panels(shown: Overview, look: PanelStyle) -> dict[str, Callable[[Axes], Non
     of_steps = {"norms": panels.norms_over_steps}
     if np.isfinite(columns.losses).any():
         of_steps["losses"] = panels.losses_over_steps
-    of_steps["share"] = panels.share_clipped
+    of_steps["share"] = panels.clipped_share
     drawn: dict[str, Callable[[Axes], None]] = {
         name: partial(panel, columns=columns, look=look) for name, panel in of_steps.items()
     }

@@ -60,7 +60,10 @@ class SensitivityCase:
 
 @dataclass(frozen=True)
 class SensitivityReport:
-    """The result of `check_sensitivity`: the promised sensitivity, and the worst case for each kind of example."""
+    """The result of `check_sensitivity`: the promised sensitivity, and the worst case for each kind of example.
+
+    It is true if the promise holds, as `holds` is: `assert gradclip.check_sensitivity(...)`.
+    """
 
     sensitivity: Sensitivity
     cases: tuple[SensitivityCase, ...]
@@ -88,6 +91,9 @@ class SensitivityReport:
     @property
     def _covered(self) -> list[SensitivityCase]:
         return [case for case in self.cases if case.promised]
+
+    def __bool__(self) -> bool:
+        return self.holds
 
     def __str__(self) -> str:
         rows = [("example among other examples", "distance", "of the promise")]

@@ -76,24 +76,24 @@ class Memory:
 def as_microbatch_size(value: object, *, sized: bool) -> int | Memory | None:
     """Return a number of examples, or the `Memory` that a text says.
 
-    `sized`: the bytes of an example are known before the function is called. Raises ValueError for a `Memory` if they
-    are not, TypeError for a text that says no bytes; for other values as `as_number_of_examples`.
+    `sized`: the bytes of an example are known before the function is called. Raises ValueError for a text if they are
+    not, TypeError for a text that says no bytes; for other values as `as_number_of_examples`.
     """
     if value is None or isinstance(value, Memory):
         return value
     if not isinstance(value, str):
         return as_number_of_examples("microbatch_size", value)
+    if not sized:
+        raise ValueError(
+            f"microbatch_size must be a number of examples, got {shown(value)}. Bytes need the size of a gradient, "
+            "which is that of the parameters; the size of a function's result is not known before it is called."
+        )
     found = _BYTES.fullmatch(AUTO if value == "auto" else value)
     budget = int(float(found[1]) * _UNITS[found[2]]) if found else 0
     if not budget:
         raise TypeError(
             "microbatch_size must be a whole number, 1 or more, 'auto', or the bytes that gradients may take, in KiB, "
             f"MiB or GiB, such as '512 MiB', got {shown(value)}."
-        )
-    if not sized:
-        raise ValueError(
-            f"microbatch_size={value!r} needs the size of a gradient, which is that of the parameters. The size of a "
-            "function's result is not known before it is called: pass a number of examples."
         )
     return Memory(budget)
 
