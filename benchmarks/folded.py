@@ -15,7 +15,7 @@ from timing import medians
 from workloads import GPT2_SMALL
 
 import gradclip
-from gradclip.integrations.torch import fold_into
+from gradclip import clip_at_step
 
 OPTIMIZERS = {
     "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=1e-6, fused=True),
@@ -36,13 +36,13 @@ def contenders(parameters, optimizer, max_norm):
         return step
 
     def folded():
-        clipping = fold_into(optimizer, max_norm)
+        clipping = clip_at_step(optimizer, max_norm, fused=True)
         optimizer.step()
         clipping.remove()
 
     calls = {
         "step alone": optimizer.step,
-        "gradclip.fold_into": folded,
+        "gradclip.clip_at_step": folded,
         "gradclip.clip_grad_norm_, then step": after(gradclip.clip_grad_norm_),
         "torch.nn.utils.clip_grad_norm_, then step": after(torch.nn.utils.clip_grad_norm_),
     }

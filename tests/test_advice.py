@@ -14,10 +14,11 @@ import pytest
 import torch
 
 import gradclip
+from gradclip import clip_at_step
 from gradclip._src import words
 from gradclip._src.advice import _NAMES, advice_on_name, how_to_convert
 from gradclip._src.words import with_advice
-from gradclip.integrations.torch import clip_at_step, clip_grad_norm_, clip_in_backward, fold_into
+from gradclip.integrations.torch import clip_grad_norm_, clip_in_backward
 
 TREE = {"w": np.array([3.0, 4.0])}
 
@@ -49,7 +50,7 @@ def advice(name):
         ("AGC", "Use gradclip.adaptive_grad_clip(grads, params), or "),
         ("ZClip", "pass max_norm=gradclip.AdaptiveThreshold() to gradclip.clip_grad_norm_."),
         ("QuantileClip", "pass max_norm=gradclip.AdaptiveThreshold(gradclip.QuantileRule(1, 0.9, 1_000)) to "),
-        ("fold_into", "Import it from gradclip.integrations.torch."),
+        ("fold_into", "Use gradclip.clip_at_step(optimizer, max_norm)."),
         ("ClippingMetrics", "Import it from gradclip.integrations.keras."),
         ("skip_spikes", "Import it from gradclip.integrations.optax."),
         ("PrivacyEngine", "Use gradclip.clipped_grad(loss, max_norm), or "),
@@ -86,10 +87,12 @@ def test_an_import_of_a_guessed_name_leads_to_ours(code):
         ("import gradclip.integrations.autoclip", "For a threshold at a quantile of the last norms, pass max_norm="),
         ("from gradclip.integrations.autoclip import QuantileClip", "For a threshold at a quantile of the last norms"),
         ("from gradclip.integrations import pytorch", "import gradclip.integrations.torch"),
+        ("from gradclip.integrations.torch import fold_into", r"Use gradclip\.clip_at_step\(optimizer, max_norm\)"),
+        ("from gradclip.integrations.torch import clip_at_step", r"Use gradclip\.clip_at_step\(optimizer, max_norm\)"),
     ],
 )
 def test_an_import_of_a_guessed_integration_leads_to_ours(code, message):
-    with pytest.raises(ModuleNotFoundError, match=rf"^gradclip\.integrations has no '\w+'\. .*{message}"):
+    with pytest.raises(ImportError, match=rf"^gradclip\.integrations(\.torch)? has no '\w+'\. .*{message}"):
         exec(code)
 
 
@@ -172,7 +175,7 @@ def test_names_that_advice_gives_are_there(name):
         ),
         (lambda: clip_at_step(None, max_grad_norm=1.0), "'max_grad_norm'. Pass max_norm= instead."),
         (lambda: clip_at_step(None, 1.0, norm_type=1), "'norm_type'. Pass ord= instead."),
-        (lambda: fold_into(None, clip_grad=1.0), "'clip_grad'. Pass max_norm= instead."),
+        (lambda: clip_at_step(None, clip_grad=1.0, fused=True), "'clip_grad'. Pass max_norm= instead."),
         (lambda: clip_in_backward([], gradient_clip_val=1.0), "'gradient_clip_val'. Pass max_norm= instead."),
         (lambda: gradclip.guard(None, max_grad_norm=1.0), "'max_grad_norm'. Pass max_norm= instead."),
         (lambda: gradclip.clip_grad_norm_([], gradient_clipping=1.0), "'gradient_clipping'. Pass max_norm= instead."),

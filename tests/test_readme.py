@@ -107,6 +107,7 @@ def test_every_function_of_arrays_is_in_the_table():
         "native_status",
         "check_sensitivity",
         "check_update",
+        "clip_at_step",
         "clipped_fun",
         "clipped_grad",
         "clipped_sum_sensitivity",

@@ -8,6 +8,7 @@ Clip the gradients of parameters in place, between `backward()` and `step()`
   each row or filter by its own norm                     clip_grad_unit_norm_(parameters, max_norm)
   each row or filter, relative to its weights (AGC)      adaptive_grad_clip_(parameters)
   each element                                           clip_grad_value_(parameters, clip_value)
+  at each step of an optimizer, in any trainer           clip_at_step(optimizer, max_norm)
 
 Clip a tree of arrays: returns new arrays and, except by value, the norm before clipping
   by their global norm                                   clip_by_global_norm(tree, max_norm)
@@ -92,6 +93,7 @@ if TYPE_CHECKING:
     from gradclip._src.private.noise.add import add_noise
     from gradclip._src.private.run.batches import PoissonBatches
     from gradclip._src.private.run.run import PrivateRun
+    from gradclip._src.step.attach import clip_at_step
     from gradclip._src.step.warned import ClippingError, ClippingWarning
     from gradclip._src.thresholds.search.find import MaxNormSearch, find_max_norm
     from gradclip._src.updates.update import check_update
@@ -130,6 +132,7 @@ __all__ = [
     "audited_epsilon",
     "check_sensitivity",
     "check_update",
+    "clip_at_step",
     "clip_by_global_norm",
     "clip_by_layer_norm",
     "clip_by_unit_norm",
@@ -168,6 +171,7 @@ _WHEN_USED = {
     "audited_epsilon": "gradclip._src.private.audit.canaries",
     "check_sensitivity": "gradclip._src.private.audit.self_test",
     "check_update": "gradclip._src.updates.update",
+    "clip_at_step": "gradclip._src.step.attach",
     "explain_spike": "gradclip._src.explained",
     "find_max_norm": "gradclip._src.thresholds.search.find",
     "guard": "gradclip._src.guard.guard",

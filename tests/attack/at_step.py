@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 import gradclip
-from gradclip.integrations.torch import clip_at_step
+from gradclip import clip_at_step
 
 MAKE = {
     "SGD": lambda p, **how: torch.optim.SGD(p, lr=0.1, **how),

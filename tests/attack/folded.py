@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 import gradclip
-from gradclip.integrations.torch import fold_into
+from gradclip import clip_at_step
 
 MAKE = {
     "Adam": lambda p: torch.optim.Adam(p, lr=0.1, fused=True),
@@ -85,7 +85,7 @@ def attack(rng):
     """Take the steps of one case folded and, beside them, by clipping before plain steps; compare."""
     case = draw(rng)
     ours, theirs = (_optimizer(case) for _ in range(2))
-    fold_into(ours, case.max_norm, nonfinite=case.nonfinite)
+    clip_at_step(ours, case.max_norm, nonfinite=case.nonfinite, fused=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=case.scaler != "none")
     scaler.scale(torch.zeros(()))
     for step in case.steps:

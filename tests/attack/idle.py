@@ -7,7 +7,8 @@ import weakref
 import torch
 
 import gradclip
-from gradclip.integrations.torch import clip_at_step, clip_in_backward
+from gradclip import clip_at_step
+from gradclip.integrations.torch import clip_in_backward
 
 OTHERS = 12
 KEPT = 2

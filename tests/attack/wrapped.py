@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 import gradclip
+from gradclip import clip_at_step
 from gradclip._src.step import wrapped
-from gradclip.integrations.torch import clip_at_step
 from wrappers import Around, Outside
 
 STEPS = 4

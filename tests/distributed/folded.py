@@ -12,7 +12,7 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import gradclip
-from gradclip.integrations.torch import clip_at_step, fold_into
+from gradclip import clip_at_step
 from scaled import stepped
 from worker import run_all
 
@@ -26,7 +26,7 @@ def descent(make=torch.optim.SGD, **settings):
 
 
 def together(optimizer, max_norm=1.0, **settings):
-    return fold_into(optimizer, max_norm, process_group=dist.group.WORLD, **settings)
+    return clip_at_step(optimizer, max_norm, process_group=dist.group.WORLD, **settings, fused=True)
 
 
 def overflowing(on):
@@ -93,7 +93,7 @@ def shards_in_any_layout():
             weight = torch.nn.Parameter(distribute_tensor(torch.zeros(4, 6), mesh, placements))
             weight.grad = grad
             optimizer = torch.optim.AdamW([weight], betas=(0.5, 0.5), fused=True)
-            clipping = fold_into(optimizer, max_norm)
+            clipping = clip_at_step(optimizer, max_norm, fused=True)
             optimizer.step()
             norm = torch.linalg.vector_norm(whole)
             torch.testing.assert_close(clipping.norm, norm)

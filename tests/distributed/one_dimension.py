@@ -13,7 +13,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradclip
-from gradclip.integrations.torch import clip_at_step
+from gradclip import clip_at_step
 from gradients import (
     ORDERS,
     check,

@@ -12,7 +12,8 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import gradclip
-from gradclip.integrations.torch import clip_in_backward, fold_into
+from gradclip import clip_at_step
+from gradclip.integrations.torch import clip_in_backward
 from gradients import numbers, same_everywhere
 from worker import run_all
 
@@ -36,7 +37,7 @@ def backward(model, factor=1.0):
 def shards_of_fsdp2_in_the_step():
     ours, theirs = sharded(network()), sharded(network())
     folded, after = (torch.optim.AdamW(model.parameters(), lr=0.1, fused=True) for model in (ours, theirs))
-    clipping = fold_into(folded, 0.1, nonfinite="skip")
+    clipping = clip_at_step(folded, 0.1, nonfinite="skip", fused=True)
     for factor in (1.0, 1e-4, 1.0):
         backward(ours, factor)
         backward(theirs, factor)
@@ -52,7 +53,7 @@ def shards_of_fsdp2_in_the_step():
 def a_nan_on_one_process_skips_on_all():
     model = sharded(network())
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
-    fold_into(optimizer, 0.1, nonfinite="skip")
+    clip_at_step(optimizer, 0.1, nonfinite="skip", fused=True)
     backward(model)
     if dist.get_rank() == 0:
         next(model.parameters()).grad.to_local().fill_(math.nan)
@@ -65,7 +66,7 @@ def stages_in_the_step():
     weight = torch.nn.Parameter(torch.zeros(1))
     weight.grad = torch.tensor([(3.0, 4.0)[dist.get_rank() % 2]])
     optimizer = torch.optim.SGD([weight], lr=1.0, fused=True)
-    clipping = fold_into(optimizer, 1.0, process_group=dist.group.WORLD)
+    clipping = clip_at_step(optimizer, 1.0, process_group=dist.group.WORLD, fused=True)
     optimizer.step()
     assert clipping.norm.item() == 5.0
     torch.testing.assert_close(weight.detach(), torch.tensor([(-0.6, -0.8)[dist.get_rank() % 2]]))

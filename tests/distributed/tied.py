@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import gradclip
-from gradclip.integrations.torch import clip_at_step
+from gradclip import clip_at_step
 from gradients import close, numbers, on_one_process, parameter, same_everywhere, unseen
 from worker import run_all
 

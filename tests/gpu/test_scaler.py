@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.integrations.torch import clip_at_step
+from gradclip import clip_at_step
 from on_gpu import DEVICE, ON, batches, check_weights, loss_of, network, numbers, on_host, trained_on_host
 
 pytestmark = pytest.mark.gpu

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import gradclip
-from gradclip.integrations.torch import clip_at_step
+from gradclip import clip_at_step
 from on_gpu import DEVICE, ON, batches, check_weights, loss_of, network, on_host, trained_on_host
 from rational import at_most, power_of_norm
 

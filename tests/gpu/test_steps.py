@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.integrations.torch import clip_at_step, clip_in_backward, fold_into
+from gradclip import clip_at_step
+from gradclip.integrations.torch import clip_in_backward
 from on_gpu import DEVICE, ON, batches, check_weights, loss_of, moved, network, numbers, on_host, trained_on_host
 from rational import at_most
 
@@ -57,7 +58,7 @@ def folded_descent(dtype, size):
     weight = torch.nn.Parameter(torch.zeros(size, dtype=dtype, device=DEVICE))
     weight.grad = grad.clone()
     optimizer = torch.optim.SGD([weight], lr=1.0, fused=True)
-    clipping = fold_into(optimizer, 0.5)
+    clipping = clip_at_step(optimizer, 0.5, fused=True)
     with ON.waiting_is_an_error():
         optimizer.step()
     exact = math.sqrt(float((grad.double() ** 2).sum()))

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.integrations.torch import clip_at_step, clip_in_backward, fold_into
+from gradclip import clip_at_step
+from gradclip.integrations.torch import clip_in_backward
 from loops import CLIPS, STEPS, descent, loss_of, network, trained
 
 
@@ -105,19 +106,19 @@ def test_the_first_steps_that_a_scaler_skips_do_not_count():
     watched.remove()
 
 
-@pytest.mark.parametrize("first", ["guard", "fold_into"])
+@pytest.mark.parametrize("first", ["guard", "clip_at_step"])
 @pytest.mark.parametrize("max_norm", [1.0, gradclip.AdaptiveThreshold, "handle"])
 @pytest.mark.parametrize("scaled", [False, True])
-def test_fold_into(first, max_norm, scaled):
+def test_fused_steps_that_clip(first, max_norm, scaled):
     model = network()
     optimizer = descent(model, make=torch.optim.AdamW, fused=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=scaled)
     adaptive = gradclip.AdaptiveThreshold() if max_norm is gradclip.AdaptiveThreshold else 1.0
     if first == "guard" and max_norm != "handle":
         watched = gradclip.guard(optimizer, adaptive, every=4)
-        handle = fold_into(optimizer, adaptive)
+        handle = clip_at_step(optimizer, adaptive, fused=True)
     else:
-        handle = fold_into(optimizer, adaptive)
+        handle = clip_at_step(optimizer, adaptive, fused=True)
         watched = gradclip.guard(optimizer, handle if max_norm == "handle" else adaptive, every=4)
     for _ in range(STEPS):
         optimizer.zero_grad()

@@ -57,7 +57,7 @@ def test_parameters_that_are_clipped_with_those_of_the_optimizer_are_freed(idle,
 def test_clipping_at_the_step_keeps_no_parameters_of_others():
     weight = torch.nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.SGD([weight], lr=0.1)
-    clipping = gradclip.integrations.torch.clip_at_step(optimizer, 1.0)
+    clipping = gradclip.clip_at_step(optimizer, 1.0)
     weight.grad = torch.ones(2)
     assert gone([trained(lambda others: by_norm([weight, *others]))]) == [True]
     clipping.remove()

@@ -5,7 +5,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_ as torch_clip
 
 import gradclip
-from gradclip.integrations.torch import fold_into
+from gradclip import clip_at_step
 from loops import CLIPS, SEEN, descent, loss_of, named, network, own_clip
 
 pytestmark = pytest.mark.filterwarnings("ignore:no parameter has a gradient", "ignore:.*empty generator")
@@ -208,7 +208,7 @@ def test_a_tiny_coefficient(clip, scaled):
 def test_a_tiny_coefficient_within_the_step():
     model = network()
     optimizer = descent(model, lr=1e-9, fused=True)
-    clipping = fold_into(optimizer, 1.0)
+    clipping = clip_at_step(optimizer, 1.0, fused=True)
 
     def once():
         optimizer.zero_grad()

@@ -7,7 +7,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_ as torch_clip
 
 import gradclip
-from gradclip.integrations.torch import fold_into
+from gradclip import clip_at_step
 from loops import SEEN, descent, loss_of, named, network
 
 pytestmark = pytest.mark.filterwarnings("ignore:no parameter has a gradient", "ignore:.*empty generator")
@@ -56,7 +56,7 @@ def test_the_first_step_that_an_adaptive_threshold_skips_is_told():
 def test_the_first_step_that_is_skipped_within_the_step_is_told():
     model = network()
     optimizer = descent(model, fused=True)
-    clipping = fold_into(optimizer, 1.0, nonfinite="skip")
+    clipping = clip_at_step(optimizer, 1.0, nonfinite="skip", fused=True)
     turns = iter(range(100))
 
     def once():
@@ -102,13 +102,13 @@ def test_a_streak_of_steps_that_a_scaler_skips(fused):
 
 
 @pytest.mark.filterwarnings("ignore:step .* skipped")
-@pytest.mark.parametrize("way", ["policy", "loop", "scaler", "fused scaler", "fold_into"])
+@pytest.mark.parametrize("way", ["policy", "loop", "scaler", "fused scaler", "folded"])
 def test_too_many_skipped_steps_raise(way):
     model = network()
-    optimizer = descent(model, fused=way in ("fused scaler", "fold_into"))
+    optimizer = descent(model, fused=way in ("fused scaler", "folded"))
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled="scaler" in way)
-    if way == "fold_into":
-        fold_into(optimizer, 1.0, nonfinite="skip")
+    if way == "folded":
+        clip_at_step(optimizer, 1.0, nonfinite="skip", fused=True)
     watched = gradclip.guard(optimizer, 1.0, stop_after=5)
     taken = []
 
@@ -118,7 +118,7 @@ def test_too_many_skipped_steps_raise(way):
         scaler.scale(broken(model, turn in (3, 4, 5, 6) or turn > 10)).backward()
         scaler.unscale_(optimizer)
         norm = torch.tensor(1.0)
-        if way != "fold_into":
+        if way != "folded":
             norm = gradclip.clip_grad_norm_(
                 model.parameters(), 1.0, nonfinite="drop" if way == "policy" else "propagate"
             )

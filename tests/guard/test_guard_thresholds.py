@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.integrations.torch import clip_at_step
+from gradclip import clip_at_step
 from loops import descent, loss_of, network
 
 

@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradclip
-from gradclip.integrations.torch import fold_into
+from gradclip import clip_at_step
 from loops import SEEN, descent, loss_of, network
 
 
@@ -58,7 +58,7 @@ def test_a_look_waits_for_hooks_that_came_later():
     looked = []
     for step in range(12):
         if step == 4:
-            fold_into(optimizer, 1.0)  # after the window for step 5 was opened
+            clip_at_step(optimizer, 1.0, fused=True)  # after the window for step 5 was opened
         optimizer.zero_grad()
         loss_of(model).backward()
         if step < 4:

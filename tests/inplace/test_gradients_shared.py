@@ -167,7 +167,7 @@ def test_a_folded_step_divides_each_gradient_once(forward, kind):
     params = trained(forward)
     clones = apart(params)
     optimizer = kind(params, lr=0.1, fused=True)
-    clipping = drop_in.fold_into(optimizer, 0.7)
+    clipping = gradclip.clip_at_step(optimizer, 0.7, fused=True)
     optimizer.step()
     norm = torch.nn.utils.clip_grad_norm_(clones, 0.7)
     kind(clones, lr=0.1, fused=True).step()

@@ -25,7 +25,7 @@ NEW = {
         "clip_by_global_norm_with_state",
         "skip_spikes",
     },
-    "torch": {"MaskedDataset", "PoissonSampler", "clip_at_step", "clip_in_backward", "fold_into", "poisson_loader"},
+    "torch": {"MaskedDataset", "PoissonSampler", "clip_in_backward", "poisson_loader"},
 }
 
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 import gradclip
+from gradclip import clip_at_step
 from gradclip._src.inplace.norm import clip_grads_with_norm_
 from gradclip.integrations import torch as of_torch
-from gradclip.integrations.torch import clip_in_backward, fold_into
+from gradclip.integrations.torch import clip_in_backward
 
 SCHEDULERS = {
     "StepLR": lambda o: torch.optim.lr_scheduler.StepLR(o, 2),
@@ -143,8 +144,8 @@ def test_groups_mixed_with_parameters_are_refused():
 
 def test_folding_refuses_thresholds_of_groups_at_once():
     optimizer = torch.optim.SGD([{"params": [weight()], "max_norm": 1.0}], lr=0.1, fused=True)
-    with pytest.raises(ValueError, match=r"the key 'max_norm', .*gradclip\.integrations\.torch\.clip_at_step"):
-        fold_into(optimizer, 1.0)
+    with pytest.raises(ValueError, match=r"a parameter group has 'max_norm', a threshold of its own"):
+        clip_at_step(optimizer, 1.0, fused=True)
 
 
 @pytest.mark.after_error

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import gradclip
+from gradclip import clip_at_step
 from gradclip._src.step.fold import FusedClipping
-from gradclip.integrations.torch import clip_at_step
 from plain_descent import plain
 
 OPTIMIZERS = {
@@ -55,7 +55,7 @@ def test_steps_are_those_after_clipping_by_hand(make):
 @pytest.mark.parametrize("fused", [False, True])
 def test_the_order_of_the_norm(ord, expected, fused):
     weight, optimizer = plain(fused=fused)
-    clip_at_step(optimizer, 1.0, ord)
+    clip_at_step(optimizer, 1.0, ord=ord)
     optimizer.step()
     assert weight.tolist() == pytest.approx(expected)
 

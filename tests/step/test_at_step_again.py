@@ -7,19 +7,19 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.integrations.torch import clip_at_step, fold_into
+from gradclip import clip_at_step
 from plain_descent import plain
 
 
-@pytest.mark.parametrize("second", [clip_at_step, fold_into])
-@pytest.mark.parametrize("first", [clip_at_step, fold_into])
+@pytest.mark.parametrize("second", [True, False, "auto"])
+@pytest.mark.parametrize("first", [True, False, "auto"])
 def test_twice_is_refused(first, second):
     weight, optimizer = plain(fused=True)
-    clipping = first(optimizer, 1.0)
-    with pytest.raises(ValueError, match="was already called for this optimizer"):
-        second(optimizer, 2.0)
+    clipping = clip_at_step(optimizer, 1.0, fused=first)
+    with pytest.raises(ValueError, match="was already called for it"):
+        clip_at_step(optimizer, 2.0, fused=second)
     clipping.remove()
-    second(optimizer, 2.5)
+    clip_at_step(optimizer, 2.5, fused=second)
     optimizer.step()
     assert weight.tolist() == pytest.approx([-1.5, -2.0])
 

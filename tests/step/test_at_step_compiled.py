@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradclip.integrations.torch import clip_at_step
+from gradclip import clip_at_step
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")

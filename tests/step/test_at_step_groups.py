@@ -10,8 +10,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 
 import gradclip
+from gradclip import clip_at_step
 from gradclip._src.step.fold import FusedClipping
-from gradclip.integrations.torch import clip_at_step
 
 RULE = gradclip.QuantileRule(factor=2.0, window=4)
 FUSED = pytest.mark.parametrize("fused", [False, True])
@@ -69,7 +69,7 @@ def test_a_step_counts_as_clipped_if_one_group_was():
 @pytest.mark.parametrize(("ord", "expected"), [(1, 3.0), (2, math.sqrt(5)), (math.inf, 2.0)])
 def test_the_order_of_the_norms(ord, expected):
     body, head, optimizer = made(2.0)
-    clipping = clip_at_step(optimizer, 1.0, ord)
+    clipping = clip_at_step(optimizer, 1.0, ord=ord)
     give(body, head, (50.0, 50.0))
     optimizer.step()
     assert numbers(clipping)[1] == pytest.approx(expected)

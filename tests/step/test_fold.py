@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gradclip
-from gradclip.integrations.torch import fold_into
+from gradclip import clip_at_step
 
 OPTIMIZERS = {
     "Adam": lambda p: torch.optim.Adam(p, lr=0.1, fused=True),
@@ -47,7 +47,7 @@ def left(optimizer):
 def test_steps_are_those_after_clipping(make, dtype):
     ours, theirs = parameters(dtype), parameters(dtype)
     folded, after = make(ours), make(theirs)
-    clipping = fold_into(folded, 1.0)
+    clipping = clip_at_step(folded, 1.0, fused=True)
     for seed, scale in enumerate([1.0, 1e-4, 100.0, 0.01]):
         give_gradients(ours, seed, scale)
         give_gradients(theirs, seed, scale)
@@ -65,7 +65,7 @@ def test_steps_are_those_after_clipping(make, dtype):
 def test_what_is_not_clipped_has_the_bits_of_a_plain_step(make):
     ours, theirs = parameters(), parameters()
     folded, unclipped = make(ours), make(theirs)
-    fold_into(folded, 1e6)
+    clip_at_step(folded, 1e6, fused=True)
     for params, optimizer in ((ours, folded), (theirs, unclipped)):
         give_gradients(params, 1)
         optimizer.step()
@@ -76,7 +76,7 @@ def test_what_is_not_clipped_has_the_bits_of_a_plain_step(make):
 def test_on_the_host_what_is_kept_is_not_divided(threshold, set_):
     """With a divisor of 1, too, the kernels would write every gradient."""
     _, optimizer = plain()
-    fold_into(optimizer, threshold)
+    clip_at_step(optimizer, threshold, fused=True)
     seen = []
     optimizer.register_step_pre_hook(lambda *_: seen.append(left(optimizer)))
     optimizer.step()
@@ -85,7 +85,7 @@ def test_on_the_host_what_is_kept_is_not_divided(threshold, set_):
 
 def test_a_norm_equal_to_the_threshold_is_kept():
     weight, optimizer = plain()
-    fold_into(optimizer, 5.0)
+    clip_at_step(optimizer, 5.0, fused=True)
     optimizer.step()
     assert weight.tolist() == [-3.0, -4.0]
 
@@ -93,7 +93,7 @@ def test_a_norm_equal_to_the_threshold_is_kept():
 @pytest.mark.parametrize(("ord", "norm"), [(1, 7.0), (2, 5.0), (math.inf, 4.0)])
 def test_of_each_order(ord, norm):
     weight, optimizer = plain()
-    clipping = fold_into(optimizer, norm / 2, ord)
+    clipping = clip_at_step(optimizer, norm / 2, ord=ord, fused=True)
     optimizer.step()
     assert clipping.norm.item() == pytest.approx(norm)
     torch.testing.assert_close(weight.detach(), torch.tensor([-1.5, -2.0]))
@@ -102,7 +102,7 @@ def test_of_each_order(ord, norm):
 def test_parameter_groups_share_the_norm():
     params = parameters(shapes=((2,), (2,)))
     optimizer = torch.optim.SGD([{"params": params[:1]}, {"params": params[1:], "lr": 2.0}], lr=1.0, fused=True)
-    clipping = fold_into(optimizer, 6.5)
+    clipping = clip_at_step(optimizer, 6.5, fused=True)
     params[0].grad, params[1].grad = torch.tensor([3.0, 4.0]), torch.tensor([12.0, 0.0])
     optimizer.step()
     assert clipping.norm.item() == 13.0
@@ -113,7 +113,7 @@ def test_parameter_groups_share_the_norm():
 def test_gradients_that_a_closure_makes():
     weight, optimizer = plain()
     weight.grad = None
-    clipping = fold_into(optimizer, 1.0)
+    clipping = clip_at_step(optimizer, 1.0, fused=True)
 
     def closure():
         optimizer.zero_grad()
@@ -131,7 +131,7 @@ def test_gradients_that_a_closure_makes():
 def test_without_any_gradient():
     weight, optimizer = plain()
     weight.grad = None
-    clipping = fold_into(optimizer, 1.0)
+    clipping = clip_at_step(optimizer, 1.0, fused=True)
     optimizer.step()
     assert clipping.norm.item() == 0.0
 
@@ -139,7 +139,7 @@ def test_without_any_gradient():
 @pytest.mark.parametrize("threshold", [0.0, math.inf])
 def test_thresholds_at_the_ends(threshold):
     weight, optimizer = plain()
-    fold_into(optimizer, threshold)
+    clip_at_step(optimizer, threshold, fused=True)
     optimizer.step()
     assert weight.tolist() == ([0.0, 0.0] if threshold == 0 else [-3.0, -4.0])
 
@@ -147,7 +147,7 @@ def test_thresholds_at_the_ends(threshold):
 @pytest.mark.after_error
 def test_the_threshold_may_change():
     weight, optimizer = plain()
-    clipping = fold_into(optimizer, 1.0)
+    clipping = clip_at_step(optimizer, 1.0, fused=True)
     clipping.max_norm = torch.tensor(2.5)
     optimizer.step()
     torch.testing.assert_close(weight.detach(), torch.tensor([-1.5, -2.0]))
@@ -162,7 +162,7 @@ def test_the_threshold_may_change():
 def test_the_state_is_that_of_a_plain_optimizer():
     _, folded = plain(momentum=0.9)
     _, other = plain(momentum=0.9)
-    fold_into(folded, 100.0)
+    clip_at_step(folded, 100.0, fused=True)
     folded.step()
     other.step()
     ours, theirs = folded.state_dict(), other.state_dict()
@@ -175,7 +175,7 @@ def test_the_state_is_that_of_a_plain_optimizer():
 @pytest.mark.after_error
 def test_after_an_error_in_the_step_nothing_is_left():
     weight, optimizer = plain()
-    fold_into(optimizer, 1.0)
+    clip_at_step(optimizer, 1.0, fused=True)
 
     def fail(*_):
         raise KeyError("in a later hook")
@@ -193,7 +193,7 @@ def test_other_optimizers_are_as_they_were():
     _, optimizer = plain()
     other_weight, other = plain()
     plain_adam = torch.optim.Adam([other_weight])
-    fold_into(optimizer, 1.0)
+    clip_at_step(optimizer, 1.0, fused=True)
     optimizer.step()
     other.step()
     assert other_weight.tolist() == [-3.0, -4.0]
@@ -203,13 +203,13 @@ def test_other_optimizers_are_as_they_were():
 def test_remove_ends_it():
     weight, optimizer = plain()
     before = set(vars(optimizer))
-    clipping = fold_into(optimizer, 1.0)
+    clipping = clip_at_step(optimizer, 1.0, fused=True)
     clipping.remove()
     clipping.remove()
     optimizer.step()
     assert weight.tolist() == [-3.0, -4.0]
     assert set(vars(optimizer)) == before
-    fold_into(optimizer, 1.0).remove()
+    clip_at_step(optimizer, 1.0, fused=True).remove()
 
 
 @pytest.mark.parametrize("scheduled_first", [False, True])
@@ -220,7 +220,7 @@ def test_with_a_scheduler_of_the_learning_rate(scheduled_first):
         return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
 
     scheduler = schedule() if scheduled_first else None
-    clipping = fold_into(optimizer, 1.0)
+    clipping = clip_at_step(optimizer, 1.0, fused=True)
     scheduler = scheduler or schedule()
     optimizer.step()
     scheduler.step()
@@ -238,7 +238,7 @@ def test_with_a_scheduler_of_the_learning_rate(scheduled_first):
 def test_propagated_to_all():
     params = parameters(shapes=((2,), (2,)))
     optimizer = torch.optim.SGD(params, lr=1.0, fused=True)
-    fold_into(optimizer, 1.0)
+    clip_at_step(optimizer, 1.0, fused=True)
     params[0].grad, params[1].grad = torch.tensor([math.inf, 1.0]), torch.tensor([1.0, 1.0])
     optimizer.step()
     assert all(torch.isnan(p).all() for p in params)
@@ -248,7 +248,7 @@ def test_propagated_to_all():
 def test_a_skipped_step_changes_nothing_and_is_as_if_it_had_not_been(make):
     ours, theirs = parameters(), parameters()
     folded, other = make(ours), make(theirs)
-    clipping = fold_into(folded, 1e6, nonfinite="skip")
+    clipping = clip_at_step(folded, 1e6, nonfinite="skip", fused=True)
     give_gradients(ours, 0)
     ours[1].grad.fill_(math.nan)
     folded.step()
@@ -265,7 +265,7 @@ def test_a_skipped_step_changes_nothing_and_is_as_if_it_had_not_been(make):
 @pytest.mark.after_error
 def test_raised_before_the_step():
     weight, optimizer = plain((math.nan, 1.0))
-    fold_into(optimizer, 1.0, nonfinite="raise")
+    clip_at_step(optimizer, 1.0, nonfinite="raise", fused=True)
     with pytest.raises(FloatingPointError, match=r"parameters\[0\]\['params'\]\[0\].grad: 1 NaN"):
         optimizer.step()
     assert weight.tolist() == [0.0, 0.0]
@@ -285,7 +285,7 @@ def test_nothing_waits_for_an_accelerator(monkeypatch, make, nonfinite, scaled):
     with FakeTensorMode():
         params = parameters(shapes=((2, 3), (5,)), device="cuda")
         optimizer = make(params)
-        clipping = fold_into(optimizer, 1.0, nonfinite=nonfinite)
+        clipping = clip_at_step(optimizer, 1.0, nonfinite=nonfinite, fused=True)
         if scaled:
             optimizer.grad_scale, optimizer.found_inf = torch.ones(2, device="cuda").unbind()
         for p in params:

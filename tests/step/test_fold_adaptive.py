@@ -9,8 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradclip
 import gradclip._src.backends.torch.framework as torch_backend
-from gradclip import AdaptiveThreshold, QuantileRule
-from gradclip.integrations.torch import fold_into
+from gradclip import AdaptiveThreshold, QuantileRule, clip_at_step
 
 MAKE = {
     "Adam": lambda p: torch.optim.Adam(p, lr=0.1, fused=True),
@@ -35,7 +34,7 @@ def give(weight, norm):
 def test_steps_are_those_after_clipping(make):
     (ours, folded), (theirs, after) = made(make), made(make)
     one, other = AdaptiveThreshold(RULE), AdaptiveThreshold(RULE)
-    clipping = fold_into(folded, one)
+    clipping = clip_at_step(folded, one, fused=True)
     for norm in NORMS:
         give(ours, norm)
         give(theirs, norm)
@@ -53,7 +52,7 @@ def test_steps_are_those_after_clipping(make):
 def test_a_spike_leaves_parameters_moments_and_counts_as_they_are(make, hidden):
     (ours, folded), (theirs, plain) = made(make), made(make)
     max_norm = AdaptiveThreshold(QuantileRule(factor=2.0, window=4), skip_above=4.0)
-    fold_into(folded, max_norm, nonfinite="skip")
+    clip_at_step(folded, max_norm, nonfinite="skip", fused=True)
     with mock.patch.object(torch_backend, "in_host_memory", return_value=False) if hidden else mock.MagicMock():
         for norm in (1.0, 1.0, 100.0, 2.0, math.nan, 1.0):
             give(ours, norm)
@@ -75,7 +74,7 @@ def test_nothing_waits():
             return func(*args, **(kwargs or {}))
 
     weight, optimizer = made(MAKE["AdamW"])
-    clipping = fold_into(optimizer, AdaptiveThreshold(skip_above=4.0), nonfinite="skip")
+    clipping = clip_at_step(optimizer, AdaptiveThreshold(skip_above=4.0), nonfinite="skip", fused=True)
     with mock.patch.object(torch_backend, "in_host_memory", return_value=False):
         for norm in (1.0, 1.0, 100.0):
             give(weight, norm)
@@ -90,7 +89,7 @@ def test_nothing_waits():
 def test_a_failed_step_is_not_observed():
     weight, optimizer = made(MAKE["AdamW"])
     max_norm = AdaptiveThreshold()
-    fold_into(optimizer, max_norm, nonfinite="raise")
+    clip_at_step(optimizer, max_norm, nonfinite="raise", fused=True)
     give(weight, math.nan)
     with pytest.raises(FloatingPointError):
         optimizer.step()
@@ -103,7 +102,7 @@ def test_a_failed_step_is_not_observed():
 def test_unscaled_norms_are_observed():
     weight, optimizer = made(MAKE["AdamW"])
     max_norm, scaler = AdaptiveThreshold(), torch.amp.GradScaler("cpu", init_scale=1024.0)
-    fold_into(optimizer, max_norm)
+    clip_at_step(optimizer, max_norm, fused=True)
     scaler.scale(torch.zeros(()))
     for norm in (1.0, 3.0, math.inf, 1.0):
         give(weight, norm * float(scaler.get_scale()))
@@ -115,7 +114,7 @@ def test_unscaled_norms_are_observed():
 def test_thresholds_stay_where_a_step_can_divide_by_them():
     weight, optimizer = made(MAKE["AdamW"])
     max_norm = AdaptiveThreshold()
-    fold_into(optimizer, max_norm)
+    clip_at_step(optimizer, max_norm, fused=True)
     for norm in (1e-18, 1e-18, 1e32, 1.0):
         give(weight, norm)
         optimizer.step()
@@ -125,7 +124,7 @@ def test_thresholds_stay_where_a_step_can_divide_by_them():
 
 def test_a_number_may_take_its_place():
     weight, optimizer = made(MAKE["momentum"])
-    clipping = fold_into(optimizer, AdaptiveThreshold())
+    clipping = clip_at_step(optimizer, AdaptiveThreshold(), fused=True)
     clipping.max_norm = 1.0
     give(weight, 5.0)
     optimizer.step()
@@ -136,7 +135,7 @@ def test_a_number_may_take_its_place():
 def test_finite_spikes_beyond_the_range_are_skipped(dtype, value):
     weight = torch.nn.Parameter(torch.zeros(500, dtype=dtype))
     optimizer = torch.optim.SGD([weight], lr=1.0, fused=True)
-    clipping = fold_into(optimizer, AdaptiveThreshold(skip_above=3.0), 1)
+    clipping = clip_at_step(optimizer, AdaptiveThreshold(skip_above=3.0), ord=1, fused=True)
     for scale in (1e3, value, 1e3):
         weight.grad = torch.full_like(weight, scale)
         optimizer.step()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from gradclip.integrations.torch import fold_into
+from gradclip import clip_at_step
 from rational import at_most, power_of_norm
 
 WIDE = (torch.float32, torch.float64)
@@ -19,7 +19,7 @@ def used(grads, max_norm, ord=2, scale=None, make=lambda p: torch.optim.SGD(p, l
     """Return what a step subtracts from parameters of zeros, and the gradients that it leaves."""
     params = [torch.nn.Parameter(torch.zeros_like(grad)) for grad in grads]
     optimizer = make(params)
-    fold_into(optimizer, max_norm, ord)
+    clip_at_step(optimizer, max_norm, ord=ord, fused=True)
     if scale is not None:
         optimizer.grad_scale = torch.tensor(scale)
     for parameter, grad in zip(params, grads, strict=True):

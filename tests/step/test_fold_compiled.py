@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from gradclip.integrations.torch import fold_into
+from gradclip import clip_at_step
 
 
 @pytest.mark.parametrize("call", ["the step", "a function that steps"])
 def test_a_compiled_step_clips_too(call):
     weight = torch.nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.SGD([weight], lr=1.0, fused=True)
-    fold_into(optimizer, 1.0)
+    clip_at_step(optimizer, 1.0, fused=True)
     torch.compiler.reset()
     step = torch.compile(optimizer.step if call == "the step" else lambda: optimizer.step(), backend="eager")
     for scale in (1.0, 10.0):
@@ -32,7 +32,7 @@ def test_a_step_compiled_before_clips_too(call, called_before):
     weight.grad = torch.zeros(2)
     if called_before:
         step()
-    clipping = fold_into(optimizer, 1.0, nonfinite="skip")
+    clipping = clip_at_step(optimizer, 1.0, nonfinite="skip", fused=True)
     for scale in (1.0, 0.01, 10.0, 0.1, torch.nan, *range(1, 12)):
         with torch.no_grad():
             weight.zero_()

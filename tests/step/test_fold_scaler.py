@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.integrations.torch import fold_into
+from gradclip import clip_at_step
 from scaled import stepped
 
 INPUT = torch.tensor([3.0, 4.0])
@@ -26,7 +26,7 @@ def left(optimizer):
 @pytest.mark.parametrize("scale", [1.0, 65536.0, 1000.0, 2.0**-20])
 def test_clipped(scale, unscale):
     weight, optimizer = descent()
-    clipping = fold_into(optimizer, 1.0)
+    clipping = clip_at_step(optimizer, 1.0, fused=True)
     stepped(torch.amp.GradScaler("cpu", init_scale=scale), weight, optimizer, unscale=unscale)
     torch.testing.assert_close(weight.detach(), torch.tensor([-0.6, -0.8]))
     torch.testing.assert_close(weight.grad, torch.tensor([0.6, 0.8]))
@@ -38,7 +38,7 @@ def test_clipped(scale, unscale):
 @pytest.mark.parametrize("scale", [1.0, 65536.0])
 def test_a_norm_equal_to_the_threshold_is_kept(scale, unscale):
     weight, optimizer = descent()
-    fold_into(optimizer, 5.0)
+    clip_at_step(optimizer, 5.0, fused=True)
     stepped(torch.amp.GradScaler("cpu", init_scale=scale), weight, optimizer, unscale=unscale)
     assert weight.tolist() == [-3.0, -4.0]
 
@@ -48,7 +48,7 @@ def test_a_norm_equal_to_the_threshold_is_kept(scale, unscale):
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_scale_that_was_too_large(nonfinite, unscale, momentum):
     weight, optimizer = descent(momentum)
-    fold_into(optimizer, 1.0, nonfinite=nonfinite)
+    clip_at_step(optimizer, 1.0, nonfinite=nonfinite, fused=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     stepped(scaler, weight, optimizer, torch.tensor([3.0, math.inf]), unscale=unscale)
     assert weight.tolist() == [0.0, 0.0]
@@ -61,7 +61,7 @@ def test_a_scale_that_was_too_large(nonfinite, unscale, momentum):
 def test_two_devices_that_found_infinities_skip_too():
     """GradScaler adds up what the devices found, and the kernels skip for 1.0 alone."""
     weight, optimizer = descent()
-    fold_into(optimizer, 1.0)
+    clip_at_step(optimizer, 1.0, fused=True)
     weight.grad = INPUT.clone()
     optimizer.found_inf = torch.tensor(2.0)
     optimizer.step()
@@ -72,7 +72,7 @@ def test_two_devices_that_found_infinities_skip_too():
 @pytest.mark.after_error
 def test_the_scaler_is_as_it_was_after_an_error():
     weight, optimizer = descent()
-    fold_into(optimizer, 1.0)
+    clip_at_step(optimizer, 1.0, fused=True)
     weight.grad = INPUT * 4
     optimizer.grad_scale = given = torch.tensor(4.0)
     optimizer.register_step_pre_hook(lambda *_: 1 / 0)
@@ -88,7 +88,7 @@ def test_the_scaler_is_as_it_was_after_an_error():
 def test_the_next_step_of_a_scaler_after_an_error(fails, unscale):
     """GradScaler leaves its scale in the optimizer then, and would multiply the next one by it."""
     weight, optimizer = descent()
-    clipping = fold_into(optimizer, 1.0)
+    clipping = clip_at_step(optimizer, 1.0, fused=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
     (fold,) = optimizer._optimizer_step_pre_hooks.values()
     fail = mock.Mock(side_effect=KeyError)
@@ -118,7 +118,7 @@ def test_what_the_scaler_did_not_find_is_raised():
         weight.grad.fill_(math.nan)
 
     optimizer.register_step_pre_hook(spoil)
-    fold_into(optimizer, 1.0, nonfinite="raise")
+    clip_at_step(optimizer, 1.0, nonfinite="raise", fused=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
     with pytest.raises(FloatingPointError, match="2 NaN"):
         stepped(scaler, weight, optimizer)
@@ -127,7 +127,7 @@ def test_what_the_scaler_did_not_find_is_raised():
 
 def test_a_scaler_that_is_switched_off():
     weight, optimizer = descent()
-    fold_into(optimizer, 1.0)
+    clip_at_step(optimizer, 1.0, fused=True)
     stepped(torch.amp.GradScaler("cpu", enabled=False), weight, optimizer)
     torch.testing.assert_close(weight.detach(), torch.tensor([-0.6, -0.8]))
 
@@ -136,7 +136,7 @@ def test_a_scaler_that_is_switched_off():
 def test_a_monitor_is_told_that_the_scaler_skipped_the_step(unscale):
     weight, optimizer = descent()
     monitor = gradclip.Monitor()
-    fold_into(optimizer, 1.0, monitor=monitor)
+    clip_at_step(optimizer, 1.0, monitor=monitor, fused=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     for values in (INPUT, torch.tensor([math.inf, 1.0]), INPUT):
         stepped(scaler, weight, optimizer, values, unscale=unscale)

@@ -3,19 +3,20 @@
 import io
 import json
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 
 import gradclip
-from gradclip import AdaptiveThreshold, QuantileRule
-from gradclip.integrations.torch import clip_at_step, fold_into
+from gradclip import AdaptiveThreshold, QuantileRule, clip_at_step
 
 WAYS = {
     "plain": (clip_at_step, {}),
-    "fused": (clip_at_step, {"fused": True}),
-    "folded": (fold_into, {"fused": True}),
+    "auto": (clip_at_step, {"fused": True}),
+    "before a fused step": (partial(clip_at_step, fused=False), {"fused": True}),
+    "within a fused step": (partial(clip_at_step, fused=True), {"fused": True}),
 }
 EACH_WAY = pytest.mark.parametrize(("attach", "settings"), WAYS.values(), ids=WAYS)
 NORMS = (1.0, 1.5, 0.7, 30.0, 1.1, 4.0, 0.2, 900.0, 2.0, 1.0)
@@ -112,7 +113,7 @@ def test_a_parameter_listed_twice():
     model, _ = made({})
     optimizer = torch.optim.SGD([model.weight, model.weight], lr=1.0, fused=True)
     with pytest.raises(ValueError, match="parameter group 0 lists a parameter twice"):
-        fold_into(optimizer, 1.0)
+        clip_at_step(optimizer, 1.0, fused=True)
     assert not optimizer._optimizer_step_pre_hooks
     clip_at_step(optimizer, 1.0)
     step(model, optimizer, 5.0)
@@ -218,7 +219,7 @@ def test_an_optimizer_that_does_not_clip_can_load_the_state():
 @EACH_WAY
 def test_a_state_that_cannot_be_loaded_changes_nothing(attach, settings):
     model, optimizer = made(settings)
-    attach(optimizer, AdaptiveThreshold(), 1)
+    attach(optimizer, AdaptiveThreshold(), ord=1)
     step(model, optimizer, 5.0)
     other_model, other = made(settings)
     clipping = attach(other, AdaptiveThreshold())

@@ -1,16 +1,17 @@
 """An AdaptiveThreshold or a Monitor for two optimizers is refused, and nothing has been changed."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 
 import gradclip
+from gradclip import clip_at_step
 from gradclip._src.step.engine import EngineClipping
 from gradclip._src.thresholds.holder import AdaptiveThreshold
-from gradclip.integrations.torch import clip_at_step, fold_into
 
-ATTACH = {"clip_at_step": clip_at_step, "fold_into": fold_into}
+ATTACH = {"clip_at_step": clip_at_step, "folded": partial(clip_at_step, fused=True)}
 
 
 def adam(**settings):

@@ -3,6 +3,7 @@
 import gc
 import math
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch.nn import utils
 from torch.nn.utils import clip_grad
 
 import gradclip
-from gradclip.integrations.torch import clip_at_step, fold_into
+from gradclip import clip_at_step
 
 GRADIENT = torch.tensor([3.0, 4.0])
 
@@ -88,8 +89,8 @@ def test_what_may_be_meant_is_not_told_of(clip, norm, fused):
     assert warned(clip, fused=fused) == ([], [round(norm, 5)] * 4)
 
 
-def test_fold_into_tells_of_it_too():
-    ((_, message),), _ = warned(by_torch, fused=True, attach=fold_into)
+def test_a_fused_step_that_clips_tells_of_it_too():
+    ((_, message),), _ = warned(by_torch, fused=True, attach=partial(clip_at_step, fused=True))
     assert message.startswith("clip_grad_norm_ has clipped these gradients to 2")
 
 

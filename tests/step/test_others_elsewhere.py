@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import gradclip
+from gradclip import clip_at_step
 from gradclip._src.step import others
-from gradclip.integrations.torch import clip_at_step
 
 ATTACH = {"clip_at_step": lambda optimizer: clip_at_step(optimizer, 1.0), "guard": gradclip.guard}
 

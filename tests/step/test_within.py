@@ -7,8 +7,7 @@ import pickle
 import pytest
 import torch
 
-from gradclip import AdaptiveThreshold, QuantileRule
-from gradclip.integrations.torch import fold_into
+from gradclip import AdaptiveThreshold, QuantileRule, clip_at_step
 
 MAKE = {
     "Adam": lambda p: torch.optim.Adam(p, lr=0.1, fused=True),
@@ -46,7 +45,7 @@ def test_gradients_that_lie_otherwise_than_their_parameters(make, layout, max_no
     """Kernels go through the memory of both side by side: what they would divide twice, or beside a gradient."""
     ours, theirs = (torch.nn.Parameter(torch.ones(5, 7)) for _ in range(2))
     folded, plain = make([ours]), make([theirs])
-    clipping = fold_into(folded, max_norm)
+    clipping = clip_at_step(folded, max_norm, fused=True)
     for _ in range(2):
         ours.grad, memory = layout((5, 7))
         before = memory.clone()
@@ -63,7 +62,7 @@ def test_gradients_that_lie_otherwise_than_their_parameters(make, layout, max_no
 def test_gradients_that_lie_like_their_parameters_stay_where_they_are():
     weight = torch.nn.Parameter(torch.ones(7, 5).t())
     weight.grad = grad = torch.ones(7, 5).t()
-    fold_into(optimizer := torch.optim.SGD([weight], lr=1.0, fused=True), 1.0)
+    clip_at_step(optimizer := torch.optim.SGD([weight], lr=1.0, fused=True), 1.0, fused=True)
     optimizer.step()
     assert weight.grad is grad
     torch.testing.assert_close(weight.detach(), 1.0 - torch.full((5, 7), 35**-0.5))
@@ -75,7 +74,12 @@ def test_gradients_that_lie_like_their_parameters_stay_where_they_are():
 def test_a_spike_beyond_float32_is_skipped(make, dtype, value, nonfinite):
     weight = torch.nn.Parameter(torch.ones(9, dtype=dtype))
     optimizer = make([weight])
-    fold_into(optimizer, AdaptiveThreshold(QuantileRule(factor=2.0, window=4), skip_above=4.0), nonfinite=nonfinite)
+    clip_at_step(
+        optimizer,
+        AdaptiveThreshold(QuantileRule(factor=2.0, window=4), skip_above=4.0),
+        nonfinite=nonfinite,
+        fused=True,
+    )
     for _ in range(2):
         weight.grad = torch.ones(9, dtype=dtype)
         optimizer.step()
@@ -92,9 +96,9 @@ def test_a_spike_beyond_float32_is_skipped(make, dtype, value, nonfinite):
 def test_copies_of_fused_optimizers(make, copied, folded_before):
     original = make([torch.nn.Parameter(torch.ones(2))])
     if folded_before:
-        fold_into(original, 1.0)
+        clip_at_step(original, 1.0, fused=True)
     ours, theirs = copied(original), copied(original)
-    clipping = fold_into(ours, 1.0)
+    clipping = clip_at_step(ours, 1.0, fused=True)
     for optimizer, grad in ((ours, [3.0, 4.0]), (theirs, [0.6, 0.8])):
         (weight,) = optimizer.param_groups[0]["params"]
         weight.grad = torch.tensor(grad)
@@ -108,7 +112,7 @@ def test_copies_of_fused_optimizers(make, copied, folded_before):
 def test_a_copy_under_a_scaler_divides_once():
     optimizer = copy.deepcopy(torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=1.0, fused=True))
     (weight,) = optimizer.param_groups[0]["params"]
-    fold_into(optimizer, 1.0)
+    clip_at_step(optimizer, 1.0, fused=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     scaler.scale(weight @ torch.tensor([3.0, 4.0])).backward()
     scaler.step(optimizer)

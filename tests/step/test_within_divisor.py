@@ -52,5 +52,5 @@ def test_thresholds_in_range(max_norm):
 
 @pytest.mark.parametrize("max_norm", [1e-300, 2.0**-51, 2.0**101])
 def test_thresholds_out_of_range(max_norm):
-    with pytest.raises(ValueError, match="to fold into a step"):
+    with pytest.raises(ValueError, match="within a fused step"):
         checked(max_norm)

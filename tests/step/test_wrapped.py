@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import gradclip
+from gradclip import clip_at_step
 from gradclip._src.step.wrapped import unwrapped
-from gradclip.integrations.torch import clip_at_step
 from wrappers import Around, Outside, Sam
 
 TIMM = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.integrations.torch import clip_at_step
+from gradclip import clip_at_step
 
 WATCHES = {"guard": gradclip.guard, "clip_at_step": lambda optimizer: clip_at_step(optimizer, 1.0)}
 

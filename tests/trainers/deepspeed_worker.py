@@ -19,8 +19,8 @@ from deepspeed.accelerator import get_accelerator  # noqa: E402
 from deepspeed.utils import safe_get_full_fp32_param  # noqa: E402
 
 import gradclip  # noqa: E402
+from gradclip import clip_at_step  # noqa: E402
 from gradclip.integrations.deepspeed import follow  # noqa: E402
-from gradclip.integrations.torch import clip_at_step  # noqa: E402
 from plain_calls import outcomes, said  # noqa: E402
 
 # DeepSpeed allows float16 where oneDNN computes in it, which few processors do. PyTorch's own kernels do on all.

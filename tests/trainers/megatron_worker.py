@@ -25,8 +25,8 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # n
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
 
 import gradclip  # noqa: E402
+from gradclip import clip_at_step  # noqa: E402
 from gradclip.integrations.megatron import follow  # noqa: E402
-from gradclip.integrations.torch import clip_at_step  # noqa: E402
 from plain_calls import outcomes, said  # noqa: E402
 
 # Adam whose denominator is almost LARGE: the weights move by the gradient that was applied, as with SGD.

@@ -7,7 +7,7 @@ from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.state import AcceleratorState
 
 import gradclip
-from gradclip.integrations.torch import clip_at_step
+from gradclip import clip_at_step
 from recorded import Recorded
 
 C = 1.0

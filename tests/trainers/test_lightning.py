@@ -8,9 +8,9 @@ from lightning.pytorch.plugins import MixedPrecision
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import gradclip
+from gradclip import clip_at_step
 from gradclip._src.step.fold import FusedClipping
 from gradclip.integrations.lightning import ClipCallback
-from gradclip.integrations.torch import clip_at_step
 from recorded import Recorded
 
 C = 1.0

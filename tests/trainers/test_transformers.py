@@ -8,8 +8,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
 
 import gradclip
+from gradclip import clip_at_step
 from gradclip._src.step.fold import FusedClipping
-from gradclip.integrations.torch import clip_at_step
 from gradclip.integrations.transformers import ClipCallback
 from recorded import Recorded
 

@@ -40,7 +40,8 @@ _NAMES = {
     "clip_grads_with_norm": "Use gradclip.integrations.torch.clip_grads_with_norm_",
     **dict.fromkeys(("clip_grad_norm", "clip_gradients", "clip_grads", "clip_grad", "clip_norm"), _GLOBAL),
     **dict.fromkeys(("clip_gradient_norm", "clip_gradients_norm", "clip_grads_norm", "clip_gradient"), _GLOBAL),
-    **dict.fromkeys(("clip_at_step", "fold_into", "clip_in_backward"), "Import it from gradclip.integrations.torch"),
+    **dict.fromkeys(("fold_into", "clip_in_step"), "Use gradclip.clip_at_step(optimizer, max_norm)"),
+    "clip_in_backward": "Import it from gradclip.integrations.torch",
     **dict.fromkeys(("clipped", "clippingmetrics"), "Import it from gradclip.integrations.keras"),
     "skip_spikes": "Import it from gradclip.integrations.optax",
     "clip_by_norm": "Use gradclip.clip_by_layer_norm(tree, max_norm), which clips each array by its own norm, or \

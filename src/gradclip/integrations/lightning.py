@@ -17,7 +17,7 @@ from gradclip.typing import Meshes, Ord, ProcessGroups, StepPolicy, Threshold
 with needed_for("lightning", "torch"):
     from lightning.pytorch import Callback, LightningModule, Trainer
 
-    from gradclip._src.step.at_step import clip_at_step
+    from gradclip._src.step.attach import clip_at_step
     from gradclip._src.step.handle import StepClipping
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ __all__ = ["ClipCallback"]
 class ClipCallback(Callback):
     """Clip at each step of each optimizer: automatic and manual optimization, mixed precision and accumulation.
 
-    It attaches `gradclip.integrations.torch.clip_at_step` when `fit` begins. It logs `grad_norm`, the norm before
+    It attaches `gradclip.clip_at_step` when `fit` begins. It logs `grad_norm`, the norm before
     clipping, `grad_norm_clipped`, that of what the optimizer got, and `clip_share`, the share of the steps of this run
     that were clipped. With several optimizers, the names end in `_0`, `_1`, and so on.
 

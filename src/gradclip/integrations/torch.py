@@ -13,9 +13,7 @@ To switch, write `from gradclip.integrations.torch import clip_grad_norm_`. What
 - A call with parameters of which none has a gradient warns.
 - `foreach` is accepted and ignored.
 
-Three functions are new. `clip_at_step` makes the steps of any optimizer clip, whatever calls them. `fold_into` clips
-inside the step of a fused optimizer, which saves a pass over the gradients.
-`clip_in_backward` clips during the backward pass, for optimizers that step there.
+`clip_in_backward` is new: it clips during the backward pass, for optimizers that step there.
 
 `poisson_loader` makes a `DataLoader` of private training from a data set and a `gradclip.PoissonBatches`. It is a
 `DataLoader` of a `MaskedDataset` with a `PoissonSampler`.
@@ -26,6 +24,7 @@ import math
 import types
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from gradclip._src.backends import any_distributed
 from gradclip._src.core.nonfinite import TO_GO_ON
@@ -46,20 +45,16 @@ with needed_for("torch", "torch"):
     import torch
 
     from gradclip._src.backends.torch.tensors import tensor_of
-    from gradclip._src.step.at_step import clip_at_step
-    from gradclip._src.step.fold import fold_into
     from gradclip._src.step.in_backward import clip_in_backward
     from gradclip.integrations.torch_batches import MaskedDataset, PoissonSampler, poisson_loader
 
 __all__ = [
     "MaskedDataset",
     "PoissonSampler",
-    "clip_at_step",
     "clip_grad_norm_",
     "clip_grad_value_",
     "clip_grads_with_norm_",
     "clip_in_backward",
-    "fold_into",
     "get_total_norm",
     "poisson_loader",
 ]
@@ -226,6 +221,14 @@ def _listed(parameters: Parameters) -> Parameters:
     if not listed:
         warnings.warn("`parameters` is an empty generator, no gradient clipping will occur.", stacklevel=4)
     return listed
+
+
+def __getattr__(name: str) -> Any:
+    """Say where a name is now that was here."""
+    if name in ("clip_at_step", "fold_into"):
+        # `from ... import` would replace an AttributeError by one without advice.
+        raise ImportError(f"{__name__} has no {name!r}. Use gradclip.clip_at_step(optimizer, max_norm).")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
 
 
 @contextlib.contextmanager

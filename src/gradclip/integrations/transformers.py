@@ -18,7 +18,7 @@ with needed_for("transformers", "torch"):
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
     from transformers.trainer_callback import ExportableState
 
-    from gradclip._src.step.at_step import clip_at_step
+    from gradclip._src.step.attach import clip_at_step
     from gradclip._src.step.handle import StepClipping
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _NOT_IN_JSON = "what the checkpoint of a Trainer cannot hold"
 class ClipCallback(TrainerCallback, ExportableState):
     """Clip at each step of a `Trainer`, whatever the optimizer: mixed precision and accumulation included.
 
-    It attaches `gradclip.integrations.torch.clip_at_step` when training begins. When the Trainer logs, it adds
+    It attaches `gradclip.clip_at_step` when training begins. When the Trainer logs, it adds
     `grad_norm`, the norm before clipping, `grad_norm_clipped`, that of what the optimizer got, and `clip_share`, the
     share of the steps of this run that were clipped.
 

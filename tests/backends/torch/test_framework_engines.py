@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.integrations.torch import clip_at_step, clip_grad_norm_, fold_into
+from gradclip import clip_at_step
+from gradclip.integrations.torch import clip_grad_norm_
 
 CALLS = {
     "grad_norm": gradclip.grad_norm,
@@ -70,11 +71,11 @@ def test_the_name_of_the_parameter_is_told():
 
 
 @pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("attach", [fold_into, clip_at_step])
-def test_a_step_is_refused(attach, fused):
+@pytest.mark.parametrize("folded", [True, "auto"])
+def test_a_step_is_refused(folded, fused):
     weight = held(main_grad=torch.ones(2, 3))
-    optimizer = torch.optim.SGD([weight], lr=1.0, fused=fused or attach is fold_into)
-    attach(optimizer, 1.0)
+    optimizer = torch.optim.SGD([weight], lr=1.0, fused=fused or folded is True)
+    clip_at_step(optimizer, 1.0, fused=folded)
     with pytest.raises(ValueError, match=r"lies in \.main_grad"):
         optimizer.step()
 

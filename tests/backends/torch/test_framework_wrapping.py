@@ -7,8 +7,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import gradclip
+from gradclip import clip_at_step
 from gradclip._src.backends.torch.framework import Wrapped
-from gradclip.integrations.torch import clip_in_backward, fold_into
+from gradclip.integrations.torch import clip_in_backward
 
 
 class Mine(torch.Tensor):
@@ -101,7 +102,7 @@ def test_a_backward_pass_that_needs_the_old_values_fails():
 def test_steps_clip_them():
     (parameter,) = parameters(Mine, [3.0, 4.0])
     optimizer = torch.optim.SGD([parameter], lr=1.0, fused=True)
-    clipping = fold_into(optimizer, 1.0)
+    clipping = clip_at_step(optimizer, 1.0, fused=True)
     optimizer.step()
     assert clipping.norm.item() == 5.0
     torch.testing.assert_close(parameter.detach(), torch.tensor([-0.6, -0.8]))

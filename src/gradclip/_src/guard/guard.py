@@ -39,8 +39,8 @@ def guard(
         optimizer: an optimizer of PyTorch, of any kind. If it steps another one, as SAM and Lookahead do, the steps of
             that one are looked at; so are those of the `.optimizer` of a learning rate scheduler or another object.
         max_norm: the threshold that the global norm of its gradients should not exceed at a step: a number, the
-            `gradclip.AdaptiveThreshold` that you clip with, or what `clip_at_step` or `fold_into` of
-            `gradclip.integrations.torch` returned. None or inf: expect no bound, for example if you clip each layer or
+            `gradclip.AdaptiveThreshold` that you clip with, or what `gradclip.clip_at_step`
+            returned. None or inf: expect no bound, for example if you clip each layer or
             each element. Calls with thresholds for groups or names are not held to a bound.
         every: how many steps from one look to the next, at least 1. It also looks at the first two steps.
         ord: which norm `max_norm` is for, as in `gradclip.global_norm`.

@@ -38,8 +38,8 @@ FIXES = {
         "Clip to max_norm between loss.backward() and optimizer.step(), or pass the guard the threshold that you use."
     ),
     "nonfinite": (
-        "Skip such a step: test norm.isfinite() before optimizer.step(), or call gradclip.integrations.torch.fold_into "
-        "with nonfinite='skip'."
+        "Skip such a step: test norm.isfinite() before optimizer.step(), or call gradclip.clip_at_step with "
+        "nonfinite='skip'."
     ),
 }
 """What to do about each kind of mistake."""

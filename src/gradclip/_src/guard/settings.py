@@ -16,7 +16,7 @@ OnMistake = Literal["warn", "raise"]
 
 
 class Handle(Protocol):
-    """What `fold_into` and others return that clip within the step."""
+    """What `clip_at_step` returns."""
 
     norm: Any
     max_norm: Any
@@ -65,7 +65,7 @@ def _check_count(name: str, value: object, meaning: str) -> None:
 
 
 def seems_a_handle(max_norm: object) -> TypeGuard[Handle]:
-    """Say whether a threshold is what `fold_into` and others return: it has the norm and the threshold of a step."""
+    """Say whether a threshold is what `clip_at_step` returns: it has the norm and the threshold of a step."""
     return hasattr(max_norm, "norm") and hasattr(max_norm, "max_norm")
 
 

@@ -296,7 +296,7 @@ class StepGuard:
             self._open(after_step=True)
 
     def _open(self, *, after_step: bool) -> None:
-        """Watch until the next step. The hook comes after those that others have registered, such as `fold_into`."""
+        """Watch until the next step. The hook comes after those that others have registered, such as `clip_at_step`."""
         parameters = self._parameters()
         self._pre = self.optimizer.register_step_pre_hook(self._hook)
         self._mine = set(map(id, parameters))

@@ -1,1 +1,1 @@
-"""Clip where PyTorch already reads the gradients: within the step of a fused optimizer, or in the backward pass."""
+"""Clip at each step of an optimizer or an engine: before it, within it, or in the backward pass."""

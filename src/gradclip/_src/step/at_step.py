@@ -18,14 +18,14 @@ from gradclip._src.inplace.norm import clip_grad_norm_, grad_norm
 from gradclip._src.monitor.monitor import Monitor
 from gradclip._src.passed.arguments import check_monitor, check_threshold
 from gradclip._src.passed.parameters import ParameterList, have_thresholds
-from gradclip._src.step.fold import FusedClipping
+from gradclip._src.step.asked import Asked, Fused
+from gradclip._src.step.fold import FusedClipping, check_foldable
 from gradclip._src.step.handle import PartsWatched, StepClipping, StepPart, check_free, check_unclipped, groups_of
 from gradclip._src.step.others import warn_of_own_clipping
-from gradclip._src.step.within import Request, check_fused, check_listed_once, checked, forget_scaler
+from gradclip._src.step.within import Request, forget_scaler
 from gradclip._src.step.wrapped import parameters_of, unwrapped
 from gradclip._src.thresholds.holder import AdaptiveThreshold
-from gradclip._src.words import with_advice
-from gradclip.typing import Meshes, Ord, ProcessGroups, StepPolicy, Threshold
+from gradclip.typing import Threshold
 
 _SAYING_NOTHING = frozenset(("params", "param_names", "initial_lr"))
 """Keys of parameter groups that do not change how gradients are clipped. Schedulers add the last."""
@@ -115,92 +115,19 @@ def _all_follow(groups: list[dict[str, Any]], followed: list[_Followed]) -> bool
     return sum(len(one.groups) for one in followed) == len(groups)
 
 
-@with_advice
-def clip_at_step(
-    optimizer: Optimizer,
-    max_norm: Threshold | AdaptiveThreshold,
-    ord: Ord | Order = 2,
-    *,
-    nonfinite: StepPolicy = "propagate",
-    process_group: ProcessGroups = None,
-    mesh: Meshes = None,
-    monitor: Monitor | None = None,
+def attach(
+    optimizer: Optimizer, max_norm: Threshold | AdaptiveThreshold, asked: Asked, monitor: Monitor | None
 ) -> StepClipping:
-    """Make each `optimizer.step()` first clip the gradients of all its parameters together.
-
-    Right before the update, gradients with the norm N are multiplied by min(1, max_norm / N). Nothing else in the loop
-    changes, and trainers that call `step` themselves clip, too.
-
-    Args:
-        optimizer: any optimizer of PyTorch, also one that Lightning's `trainer.optimizers` or `accelerator.prepare`
-            returns. If it steps another one, such as SAM, Lookahead, or the optimizer that Opacus returns, the steps of
-            that one clip. Of a learning rate scheduler, or another object with an `.optimizer`, the steps of that
-            optimizer clip. Two optimizers clip separately, and each needs its own `AdaptiveThreshold` and monitor.
-        max_norm: the threshold in the units of unscaled gradients, >= 0, or a `gradclip.AdaptiveThreshold`. A parameter
-            group with a key "max_norm" has a threshold of its own, as in `gradclip.clip_grad_norm_`.
-        ord: which norm, as in `gradclip.global_norm`.
-        nonfinite: as in `gradclip.clip_grad_norm_`, but "skip" really skips the step, as does the `skip_above` of an
-            `AdaptiveThreshold`: the optimizer gets no gradients (each `.grad` is None), so that parameters and state
-            do not change. Where groups have thresholds of their own, `skip_above` skips only the groups that share its
-            threshold.
-        process_group: as in `gradclip.clip_grad_norm_`. All processes must call `clip_at_step`, and step together.
-        mesh: the same, given as a mesh.
-        monitor: a `gradclip.Monitor` that records the norm and the threshold at each step.
-
-    Returns:
-        A `StepClipping`: read `.norm`, the norm before clipping at the last step; assign `.max_norm`; log `.numbers()`;
-        call `.remove()` to stop.
-
-    Raises:
-        TypeError: `optimizer` is not an optimizer of PyTorch, or its steps cannot be seen. An engine such as DeepSpeed
-            or Megatron clips by itself.
-        ValueError: the steps of this optimizer clip already; the `AdaptiveThreshold` or the monitor follows another
-            one; an argument that `gradclip.clip_grad_norm_` refuses. At a step: a GradScaler left the gradients scaled,
-            and the optimizer cannot clip them so; the optimizer is one process's share of a ZeroRedundancyOptimizer.
-        RuntimeError: this call or a step failed on another process.
-        FloatingPointError: at a step with `nonfinite="raise"`, the gradients contain NaN or infinity.
-
-    A step may also raise the errors of `gradclip.clip_grad_norm_`. After an error at a step, the parameters are
-    unchanged.
-
-    If `step` gets a closure, gradients are clipped after each call of the closure. LBFGS calls it several times in a
-    step: each gradient that it sees is clipped, and each counts as a step for `norm`, an `AdaptiveThreshold` and a
-        monitor.
-
-    A fused optimizer that `fold_into` takes clips as `fold_into` does, in the same pass as its update and without
-    waiting for a device. With any other, skipping steps waits for the accelerator at each step.
-
-    The history of an `AdaptiveThreshold`, also of one in a parameter group, is saved in the optimizer's `state_dict`,
-    under "gradclip", and loaded from there: call `clip_at_step` before you load a checkpoint. Functions that keep only
-    "state" and "param_groups", such as `torch.distributed.checkpoint.state_dict`, lose it, as does an optimizer around
-    the one that steps, such as SAM: save the `state_dict()` of what is returned beside them. A copy of the optimizer
-    does not clip: call `clip_at_step` for it.
-
-    >>> import torch
-    >>> weight = torch.nn.Parameter(torch.zeros(2))
-    >>> optimizer = torch.optim.SGD([weight], lr=1.0)
-    >>> clipping = clip_at_step(optimizer, max_norm=1.0)
-    >>> weight.grad = torch.tensor([3.0, 4.0])
-    >>> optimizer.step()
-    >>> clipping.norm, weight.detach()
-    (tensor(5.), tensor([-0.6000, -0.8000]))
-
-    Two clippings at once are a mistake: if a trainer or the loop has clipped all of these gradients by their global
-    norm, too, one of the first two steps warns with a `gradclip.ClippingWarning`. It hears of gradclip's functions and
-    of those of `torch.nn.utils`, which accelerate, Hugging Face's Trainer and Lightning call. This call also warns of
-    an optimizer that clips in its own step to a lower "max_grad_norm", as LAMB does.
-
-    If `optimizer` never steps, and another one, which nothing clips, makes 100 steps with its parameters, the last of
-    these warns.
-
-    """
+    """Make the steps of an optimizer clip, as `clip_at_step` says."""
+    process_group, mesh = asked.process_group, asked.mesh
     # As if each group had a threshold: some may on other processes, and all must send messages of one length.
     with telling(getattr(optimizer, "param_groups", ()), process_group, mesh, each=True):
         found = unwrapped(optimizer)
         params = ParameterList.of(groups_of(found), own_thresholds=True)
     processes = processes_of(params, process_group, mesh, each=True)
     with processes.agreeing():
-        request = Request(Order.parse(ord), Nonfinite.of_steps(nonfinite), process_group, mesh)
+        asked.check()
+        request = Request(Order.parse(asked.ord), Nonfinite.of_steps(asked.nonfinite), process_group, mesh)
         check_unclipped(found)
         if monitor is not None:
             check_monitor(monitor)
@@ -209,8 +136,8 @@ def clip_at_step(
         if isinstance(max_norm, Mapping):
             check_threshold(max_norm)  # only calls take patterns of names
         _ask(processes, request, parts_of(params, max_norm, alone=processes is ONE_PROCESS))
+        kind = _kind(found, max_norm, request.nonfinite, asked.fused)
     warn_of_own_clipping(found, max_norm)
-    kind = FusedClipping if _folds(found, max_norm, request.nonfinite) else ClippingBeforeStep
     return kind(found, max_norm, request, monitor)
 
 
@@ -224,17 +151,19 @@ def _ask(processes: Processes, request: Request, parts: Sequence[ParameterPart])
     processes.ask(request.order, request.nonfinite, list(map(whole_scalar, limits)), skip_above=skip_above)
 
 
-def _folds(optimizer: Optimizer, max_norm: Threshold | AdaptiveThreshold, policy: Nonfinite) -> bool:
-    """Return whether the optimizer can clip as it reads the gradients, by one divisor for all of them."""
-    if policy.zeroes or any("max_norm" in group for group in optimizer.param_groups):
-        return False
+def _kind(
+    optimizer: Optimizer, max_norm: Threshold | AdaptiveThreshold, policy: Nonfinite, fused: Fused
+) -> type[StepClipping]:
+    """Return how the steps of an optimizer clip: within them, if they can and that is wanted, or before them."""
+    if fused is False:
+        return ClippingBeforeStep
     try:
-        check_fused(optimizer)
-        check_listed_once(optimizer)
-        checked(max_norm)
+        check_foldable(optimizer, max_norm, policy)
     except (TypeError, ValueError):
-        return False
-    return True
+        if fused is True:
+            raise
+        return ClippingBeforeStep
+    return FusedClipping
 
 
 def _listed_if_plain(groups: list[dict[str, Any]]) -> Any:

@@ -11,13 +11,11 @@ import torch
 from torch.optim import Optimizer
 
 from gradclip._src.core.nonfinite import DROP, Nonfinite
-from gradclip._src.core.norms import Order
-from gradclip._src.distributed.processes import processes_of, telling
 from gradclip._src.monitor.monitor import Monitor
-from gradclip._src.passed.arguments import check_monitor
-from gradclip._src.passed.parameters import ParameterList
-from gradclip._src.step.handle import StepClipping, StepPart, check_free, check_unclipped
+from gradclip._src.passed.parameters import have_thresholds
+from gradclip._src.step.handle import StepClipping, StepPart
 from gradclip._src.step.within import (
+    INSTEAD,
     OF_SCALER,
     Guard,
     MeasuredStep,
@@ -30,10 +28,8 @@ from gradclip._src.step.within import (
     lay_out_gradients,
     without_momentum,
 )
-from gradclip._src.step.wrapped import parameters_of
 from gradclip._src.thresholds.holder import AdaptiveThreshold
-from gradclip._src.words import with_advice
-from gradclip.typing import Meshes, Ord, ProcessGroups, StepPolicy, Threshold
+from gradclip.typing import Threshold
 
 
 class FusedClipping(StepClipping):
@@ -126,94 +122,18 @@ class FusedClipping(StepClipping):
         vars(optimizer).update(before)
 
 
-@with_advice
-def fold_into(
-    optimizer: Optimizer,
-    max_norm: Threshold | AdaptiveThreshold,
-    ord: Ord | Order = 2,
-    *,
-    nonfinite: StepPolicy = "propagate",
-    process_group: ProcessGroups = None,
-    mesh: Meshes = None,
-    monitor: Monitor | None = None,
-) -> FusedClipping:
-    """Make each `optimizer.step()` clip the gradients of all its parameters together, without an extra pass over them.
-
-    The step measures the norm N, and the optimizer divides every gradient by max(1, N / max_norm) as it reads it.
-
-    Args:
-        optimizer: Adam, AdamW, SGD or Adagrad of PyTorch, created with `fused=True`. Two optimizers clip separately:
-            with the thresholds C1 and C2, their gradients together have a norm of at most sqrt(C1**2 + C2**2).
-        max_norm: the threshold in the units of unscaled gradients: 0, inf, or from 2**-50 to 2**100. Or a
-            `gradclip.AdaptiveThreshold`; its thresholds are kept within that range. A step that its `skip_above` skips
-            leaves parameters and optimizer state unchanged.
-        ord: which norm, as in `gradclip.global_norm`.
-        nonfinite: what to do if a gradient contains NaN or infinity. "propagate": all gradients become NaN. "raise": an
-            error before the step; every step then waits for the device. "skip": the step leaves parameters and state
-            unchanged. "zero" is refused. GradScaler always skips these steps, whatever you pass here.
-        process_group: as in `gradclip.clip_grad_norm_`, if each process holds different parameters. All of them must
-            call `fold_into`, and step together.
-        mesh: the same, given as a mesh.
-        monitor: a `gradclip.Monitor` that records the norm and the threshold after each step.
-
-    Returns:
-        A `FusedClipping`: read `.norm`, the norm before clipping at the last step; assign `.max_norm`; call `.remove()`
-        to stop.
-
-    Raises:
-        TypeError: the optimizer is not one of those above.
-        ValueError: the optimizer was created without `fused=True`, or is folded already; the threshold is out of range;
-            `nonfinite="zero"`, which needs an extra pass over the gradients.
-        RuntimeError: this call or a step failed on another process.
-        FloatingPointError: at a step with `nonfinite="raise"`, the gradients contain NaN or infinity.
-
-    A step may also raise the errors of `gradclip.clip_grad_norm_`. After an error at a step, the parameters are
-    unchanged.
-
-    The gradients that the update uses have a norm of at most `max_norm`, in exact arithmetic, for float32 and float64
-    parameters. The optimizer also stores them in `.grad`. For half types, the update uses float32 quotients, for which
-    the bound holds; `.grad` gets them rounded to nearest. `step/within.py` has the proof.
-
-    With GradScaler, call `scaler.step(optimizer)`, with or without `scaler.unscale_(optimizer)` before it. If it finds
-    infinities on one process, all skip the step and lower their scales. All processes must start with the same scale.
-
-    The history of an `AdaptiveThreshold` is saved in the optimizer's `state_dict`, under "gradclip", and loaded from
-    there. The clipping itself is not: for a new optimizer, call `fold_into` before you load its state.
-
-    Folding uses the attributes `grad_scale` and `found_inf` of fused optimizers, which `torch.amp.GradScaler` sets in
-    PyTorch 2.13.
-
-    >>> import torch
-    >>> weight = torch.nn.Parameter(torch.zeros(2))
-    >>> optimizer = torch.optim.SGD([weight], lr=1.0, fused=True)
-    >>> clipping = fold_into(optimizer, max_norm=1.0)
-    >>> weight.grad = torch.tensor([3.0, 4.0])
-    >>> optimizer.step()
-    >>> clipping.norm, weight.detach()
-    (tensor(5.), tensor([-0.6000, -0.8000]))
-
-    """
-    listed = getattr(optimizer, "param_groups", ())
-    with telling(listed, process_group, mesh):
-        params = ParameterList.of(listed)
-    processes = processes_of(params, process_group, mesh)
-    with processes.agreeing():
-        request = Request(Order.parse(ord), Nonfinite.of_steps(nonfinite), process_group, mesh)
-        _check_foldable(optimizer, request.nonfinite)
-        check_unclipped(optimizer)
-        if monitor is not None:
-            check_monitor(monitor)
-        for given in (monitor, max_norm, *(group.get("max_norm") for group in optimizer.param_groups)):
-            check_free(given, parameters_of(optimizer))
-        request.ask(processes, checked(max_norm))
-    return FusedClipping(optimizer, max_norm, request, monitor)
-
-
-def _check_foldable(optimizer: Optimizer, policy: Nonfinite) -> None:
-    if policy.zeroes:
-        raise ValueError(
-            "fold_into does not support nonfinite='zero', which must write the gradients before the step. Pass "
-            "nonfinite='skip', or call gradclip.clip_grad_norm_(..., nonfinite='zero') before optimizer.step()."
-        )
+def check_foldable(optimizer: Optimizer, max_norm: Threshold | AdaptiveThreshold, policy: Nonfinite) -> None:
+    """Raise if the steps of an optimizer cannot clip: TypeError for its class, else ValueError."""
     check_fused(optimizer)
     check_listed_once(optimizer)
+    if policy.zeroes:
+        raise ValueError(
+            f"a fused step cannot clip with nonfinite='zero', which must write the gradients before it. {INSTEAD}, or "
+            "pass nonfinite='skip'."
+        )
+    if have_thresholds(optimizer.param_groups):
+        raise ValueError(
+            "a fused step divides all gradients by one number, and a parameter group has 'max_norm', a threshold of "
+            f"its own. {INSTEAD}."
+        )
+    checked(max_norm)

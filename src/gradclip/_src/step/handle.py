@@ -167,8 +167,8 @@ def check_unclipped(optimizer: Optimizer) -> None:
     """Raise a ValueError if the steps of an optimizer clip already."""
     if optimizer in _CLIPPED:
         raise ValueError(
-            "the steps of this optimizer clip already: clip_at_step or fold_into was already called for this optimizer."
-            " Assign max_norm of what it returned, or call its remove() first."
+            "the steps of this optimizer clip already: clip_at_step was already called for it. Assign max_norm of what "
+            "it returned, or call its remove() first."
         )
 
 

@@ -53,27 +53,25 @@ from gradclip.typing import Meshes, ProcessGroups, Scalar, Threshold
 
 _DEPTH = 16  # of frames from a hook to who calls the step
 _DIVIDES = "_step_supports_amp_scaling"
+INSTEAD = "To clip before the step, pass fused=False to clip_at_step"
 OF_SCALER = ("grad_scale", "found_inf")
 """The attributes that a GradScaler gives an optimizer for one step."""
 
 
 def check_fused(optimizer: object) -> None:
     """Raise if an optimizer cannot divide gradients as it reads them: TypeError for its class, else ValueError."""
+    kind = type(optimizer).__name__
     if not isinstance(optimizer, Adam | AdamW | SGD | Adagrad):
         raise TypeError(
-            "clipping can be folded only into Adam, AdamW, SGD and Adagrad of torch.optim, got "
-            f"{type(optimizer).__name__}. Call gradclip.clip_grad_norm_(model.parameters(), ...) before its step()."
+            f"only steps of Adam, AdamW, SGD and Adagrad of torch.optim can clip as they read the gradients, got {kind}"
+            f". {INSTEAD}."
         )
-    if inspect.unwrap(type(optimizer).step) not in [inspect.unwrap(kind.step) for kind in (Adam, AdamW, SGD, Adagrad)]:
-        raise TypeError(
-            f"{type(optimizer).__name__} has its own step method, which may not divide gradients as PyTorch's does. "
-            "Call gradclip.clip_grad_norm_(model.parameters(), ...) before its step()."
-        )
+    if inspect.unwrap(type(optimizer).step) not in [inspect.unwrap(one.step) for one in (Adam, AdamW, SGD, Adagrad)]:
+        raise TypeError(f"{kind} has its own step method, which may not divide gradients as PyTorch's does. {INSTEAD}.")
     if not all(group.get("fused") for group in optimizer.param_groups):
         raise ValueError(
-            f"this {type(optimizer).__name__} was not created with fused=True for all of its parameter groups, so its "
-            f"step cannot clip. Create it as {type(optimizer).__name__}(..., fused=True), or call "
-            "gradclip.clip_grad_norm_(model.parameters(), ...) before its step()."
+            f"this {kind} was not created with fused=True for all of its parameter groups, so its step cannot clip. "
+            f"Create it as {kind}(..., fused=True). {INSTEAD}."
         )
 
 
@@ -83,7 +81,7 @@ def check_listed_once(optimizer: Optimizer) -> None:
         if len(set(map(id, group["params"]))) < len(group["params"]):
             raise ValueError(
                 f"parameter group {number} lists a parameter twice, and a fused {type(optimizer).__name__} divides "
-                "its gradient twice. List each parameter once, or call gradclip.clip_grad_norm_ before its step()."
+                f"its gradient twice. List each parameter once. {INSTEAD}."
             )
 
 
@@ -335,9 +333,9 @@ class Request:
 def _check_one_threshold(optimizer: Optimizer) -> None:
     if have_thresholds(optimizer.param_groups):
         raise ValueError(
-            "a parameter group has got 'max_norm', a threshold of its own, after clip_at_step or fold_into was called. "
-            "This fused step divides all gradients by one number. Call remove() of what that call returned, then "
-            "clip_at_step again."
+            "a parameter group has got 'max_norm', a threshold of its own, after clip_at_step was called. This fused "
+            "step divides all gradients by one number. Call remove() of what that call returned, then clip_at_step "
+            "again."
         )
 
 
@@ -358,8 +356,8 @@ def checked(max_norm: Threshold | AdaptiveThreshold) -> float | AdaptiveThreshol
     if number in (0.0, math.inf) or SMALLEST <= number <= LARGEST:
         return number
     raise ValueError(
-        f"max_norm must be 0, inf, or between 2**-50 and 2**100 to fold into a step, got {number!r}: the optimizer "
-        "divides in float32. Call gradclip.clip_grad_norm_ before the step instead."
+        f"max_norm must be 0, inf, or between 2**-50 and 2**100 within a fused step, which divides in float32, got "
+        f"{number!r}. {INSTEAD}."
     )
 
 

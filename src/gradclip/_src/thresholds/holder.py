@@ -38,7 +38,7 @@ class AdaptiveThreshold:
             default with `skip_above`.
         skip_above: skip a step if its norm is more than `skip_above` times the threshold: its gradients become zeros.
             At least 1; `inf` skips none. It needs a `gradclip.QuantileRule`. The norm of a skipped step is still
-            observed, so a level that lasts is accepted. With `gradclip.integrations.torch.fold_into`, optimizers with
+            observed, so a level that lasts is accepted. With `gradclip.clip_at_step`, optimizers with
             `fused=True` really skip the step: their moments and step count do not change.
 
     Attributes:
@@ -74,9 +74,7 @@ class AdaptiveThreshold:
         "    clipped, norm = gradclip.clip_by_global_norm(tree, rule.max_norm(history))\n"
         "    history = rule.observe(history, norm)"
     )
-    _instead_of_threshold = (
-        f"Pass it to gradclip.clip_grad_norm_ or gradclip.integrations.torch.fold_into. {_elsewhere}"
-    )
+    _instead_of_threshold = f"Pass it to gradclip.clip_grad_norm_ or gradclip.clip_at_step. {_elsewhere}"
 
     @with_advice
     def __init__(self, rule: FollowingRule | None = None, *, skip_above: float = math.inf) -> None:

@@ -1,0 +1,27 @@
+"""What `clip_at_step` is asked for besides the threshold."""
+
+from typing import Literal, NamedTuple, TypeAlias
+
+from gradclip._src.words import shown
+from gradclip.typing import Meshes, Ord, ProcessGroups, StepPolicy
+
+Fused: TypeAlias = Literal["auto"] | bool
+"""Whether a fused optimizer clips as it reads the gradients: where it can, always, or never."""
+
+
+class Asked(NamedTuple):
+    """The arguments as they were passed, not yet checked: an error must reach all processes."""
+
+    fused: Fused
+    ord: Ord
+    nonfinite: StepPolicy
+    process_group: ProcessGroups
+    mesh: Meshes
+
+    def check(self) -> None:
+        """Raise a ValueError for settings that no optimizer can follow."""
+        if not (self.fused is True or self.fused is False or self.fused == "auto"):
+            raise ValueError(
+                f"fused must be 'auto', True or False, got {shown(self.fused)}. 'auto' clips within the step of a "
+                "fused optimizer where that is possible, True demands it, False clips before each step."
+            )

@@ -1,0 +1,122 @@
+"""`clip_at_step`: make the steps of an optimizer clip. It imports PyTorch only when it is called."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gradclip._src.step.asked import Asked, Fused
+from gradclip._src.thresholds.holder import AdaptiveThreshold
+from gradclip._src.words import with_advice
+from gradclip.typing import Meshes, Ord, Policy, ProcessGroups, Threshold
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from gradclip._src.monitor.monitor import Monitor
+    from gradclip._src.step.handle import StepClipping
+else:
+    Optimizer = Any
+
+
+@with_advice
+def clip_at_step(
+    optimizer: Optimizer,
+    max_norm: Threshold | AdaptiveThreshold,
+    *,
+    fused: Fused = "auto",
+    ord: Ord = 2,
+    nonfinite: Policy = "propagate",
+    process_group: ProcessGroups = None,
+    mesh: Meshes = None,
+    monitor: Monitor | None = None,
+) -> StepClipping:
+    """Make each `optimizer.step()` first clip the gradients of all its parameters together.
+
+    Right before the update, gradients with the norm N are multiplied by min(1, max_norm / N). Nothing else in the loop
+    changes, and trainers that call `step` themselves clip, too.
+
+    Args:
+        optimizer: any optimizer of PyTorch, also one that Lightning's `trainer.optimizers` or `accelerator.prepare`
+            returns. If it steps another one, such as SAM, Lookahead, or the optimizer that Opacus returns, the steps of
+            that one clip. Of a learning rate scheduler, or another object with an `.optimizer`, the steps of that
+            optimizer clip. Two optimizers clip separately, and each needs its own `AdaptiveThreshold` and monitor: with
+            the thresholds C1 and C2, their gradients together have a norm of at most sqrt(C1**2 + C2**2).
+        max_norm: the threshold in the units of unscaled gradients, >= 0, or a `gradclip.AdaptiveThreshold`. A parameter
+            group with a key "max_norm" has a threshold of its own, as in `gradclip.clip_grad_norm_`.
+        fused: whether a fused optimizer divides each gradient by max(1, N / max_norm) as it reads it, which saves a
+            pass over the gradients. "auto": where it can. True: an error where it cannot. False: never.
+        ord: which norm, as in `gradclip.global_norm`.
+        nonfinite: as in `gradclip.clip_grad_norm_`, but "skip" really skips the step, as does the `skip_above` of an
+            `AdaptiveThreshold`: parameters and state of the optimizer do not change. Where groups have thresholds of
+            their own, `skip_above` skips only the groups that share its threshold. GradScaler always skips such steps.
+        process_group: as in `gradclip.clip_grad_norm_`, if each process holds different parameters. All processes must
+            call `clip_at_step`, and step together.
+        mesh: the same, given as a mesh.
+        monitor: a `gradclip.Monitor` that records the norm and the threshold at each step.
+
+    Returns:
+        A `StepClipping`: read `.norm`, the norm before clipping at the last step; assign `.max_norm`; log `.numbers()`;
+        call `.remove()` to stop.
+
+    Raises:
+        TypeError: `optimizer` is not an optimizer of PyTorch, or its steps cannot be seen. An engine such as DeepSpeed
+            or Megatron clips by itself.
+        ValueError: the steps of this optimizer clip already; the `AdaptiveThreshold` or the monitor follows another
+            one; an argument that `gradclip.clip_grad_norm_` refuses. At a step: a GradScaler left the gradients scaled,
+            and the optimizer cannot clip them so; the optimizer is one process's share of a ZeroRedundancyOptimizer.
+        TypeError, ValueError: with `fused=True`, a step that cannot clip: that of another class than Adam, AdamW, SGD
+            and Adagrad of PyTorch, or created without `fused=True`; `nonfinite="zero"`; thresholds of groups; a
+            threshold other than 0, inf, and 2**-50 to 2**100.
+        RuntimeError: this call or a step failed on another process.
+        FloatingPointError: at a step with `nonfinite="raise"`, the gradients contain NaN or infinity.
+
+    A step may also raise the errors of `gradclip.clip_grad_norm_`. After an error at a step, the parameters are
+    unchanged.
+
+    If `step` gets a closure, gradients are clipped after each call of the closure. LBFGS calls it several times in a
+    step: each gradient that it sees is clipped, and each counts as a step for `norm`, an `AdaptiveThreshold` and a
+        monitor.
+
+    A fused step that clips gets the same gradients as one after `gradclip.clip_grad_norm_`, to rounding, within the
+    same bound. Besides speed, this differs:
+
+    - With GradScaler it needs no `scaler.unscale_(optimizer)`. If it finds infinities on one process, all skip the step
+      and lower their scales. All processes must start with the same scale.
+    - Skipping does not wait for the device, and leaves `.grad` as it is. Before other steps that skip, each `.grad`
+      becomes None, which waits for the accelerator.
+    - In the step, `.grad` is not clipped yet: hooks registered after this call see it as it was. After the step it is.
+      For half types, the update uses float32 quotients, for which the bound holds; `.grad` gets them rounded to
+      nearest.
+    - Thresholds of an `AdaptiveThreshold` are kept from 2**-50 to 2**100.
+
+    It uses the attributes `grad_scale` and `found_inf` of fused optimizers, which `torch.amp.GradScaler` sets in
+    PyTorch 2.13.
+
+    The history of an `AdaptiveThreshold`, also of one in a parameter group, is saved in the optimizer's `state_dict`,
+    under "gradclip", and loaded from there: call `clip_at_step` before you load a checkpoint. Functions that keep only
+    "state" and "param_groups", such as `torch.distributed.checkpoint.state_dict`, lose it, as does an optimizer around
+    the one that steps, such as SAM: save the `state_dict()` of what is returned beside them. A copy of the optimizer
+    does not clip: call `clip_at_step` for it.
+
+    >>> import torch
+    >>> weight = torch.nn.Parameter(torch.zeros(2))
+    >>> optimizer = torch.optim.SGD([weight], lr=1.0)
+    >>> clipping = clip_at_step(optimizer, max_norm=1.0)
+    >>> weight.grad = torch.tensor([3.0, 4.0])
+    >>> optimizer.step()
+    >>> clipping.norm, weight.detach()
+    (tensor(5.), tensor([-0.6000, -0.8000]))
+
+    Two clippings at once are a mistake: if a trainer or the loop has clipped all of these gradients by their global
+    norm, too, one of the first two steps warns with a `gradclip.ClippingWarning`. It hears of gradclip's functions and
+    of those of `torch.nn.utils`, which accelerate, Hugging Face's Trainer and Lightning call. This call also warns of
+    an optimizer that clips in its own step to a lower "max_grad_norm", as LAMB does.
+
+    If `optimizer` never steps, and another one, which nothing clips, makes 100 steps with its parameters, the last of
+    these warns.
+
+    """
+    # It imports PyTorch.
+    from gradclip._src.step.at_step import attach
+
+    return attach(optimizer, max_norm, Asked(fused, ord, nonfinite, process_group, mesh), monitor)
