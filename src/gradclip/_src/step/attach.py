@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from gradclip._src.step.asked import Asked, Fused
 from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip._src.words import with_advice
-from gradclip.typing import Meshes, Ord, Policy, ProcessGroups, Threshold
+from gradclip.typing import Meshes, Ord, ProcessGroups, StepPolicy, Threshold
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -25,7 +25,7 @@ def clip_at_step(
     *,
     fused: Fused = "auto",
     ord: Ord = 2,
-    nonfinite: Policy = "propagate",
+    nonfinite: StepPolicy = "propagate",
     process_group: ProcessGroups = None,
     mesh: Meshes = None,
     monitor: Monitor | None = None,
