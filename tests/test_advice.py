@@ -87,6 +87,7 @@ def test_an_import_of_a_guessed_name_leads_to_ours(code):
         ("import gradclip.integrations.autoclip", "For a threshold at a quantile of the last norms, pass max_norm="),
         ("from gradclip.integrations.autoclip import QuantileClip", "For a threshold at a quantile of the last norms"),
         ("from gradclip.integrations import pytorch", "import gradclip.integrations.torch"),
+        ("from gradclip.integrations.deepspeed import follow", r"Use gradclip\.clip_at_step\(engine, max_norm\)"),
         ("from gradclip.integrations.torch import fold_into", r"Use gradclip\.clip_at_step\(optimizer, max_norm\)"),
         ("from gradclip.integrations.torch import clip_at_step", r"Use gradclip\.clip_at_step\(optimizer, max_norm\)"),
     ],

@@ -234,5 +234,5 @@ def test_the_text_of_deepspeed_which_prints_no_norms(tmp_path):
     path = tmp_path / "train.log"
     line = "[2025-01-01 00:00:00,000] [INFO] [logging.py:96:log_dist] [Rank 0] step=1, skipped=0, lr=[0.0001], mom=[]\n"
     path.write_text(line * 3)
-    with pytest.raises(LogError, match=r"DeepSpeed prints none\. To record them, pass monitor= to gradclip\.int"):
+    with pytest.raises(LogError, match=r"DeepSpeed prints none\. To record them, call gradclip\.clip_at"):
         read(path)

@@ -10,7 +10,7 @@ from gradclip._src.step.engine import EngineClipping
 
 
 def following(max_norm, **settings):
-    return EngineClipping("The engine", max_norm, settings.pop("monitor", None), **settings)
+    return EngineClipping(object(), "The engine", max_norm, settings.pop("monitor", None), **settings)
 
 
 def twice_the_median(**settings):
@@ -18,7 +18,7 @@ def twice_the_median(**settings):
 
 
 def step(clipping, norm, skipped=False):
-    threshold = clipping.threshold()
+    threshold = clipping.next_threshold()
     clipping.stepped(norm, threshold, skipped=skipped)
     return threshold
 
@@ -101,7 +101,7 @@ def test_an_adaptive_threshold_of_another_order_is_refused():
 def test_an_adaptive_threshold_of_zero_is_an_error_at_the_step():
     clipping = following(gradclip.AdaptiveThreshold(gradclip.QuantileRule(upper=0.0)))
     with pytest.raises(ValueError, match="max_norm must be above 0"):
-        clipping.threshold()
+        clipping.next_threshold()
 
 
 def test_what_is_no_monitor_is_refused():

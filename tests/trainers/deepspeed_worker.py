@@ -20,7 +20,6 @@ from deepspeed.utils import safe_get_full_fp32_param  # noqa: E402
 
 import gradclip  # noqa: E402
 from gradclip import clip_at_step  # noqa: E402
-from gradclip.integrations.deepspeed import follow  # noqa: E402
 from plain_calls import outcomes, said  # noqa: E402
 
 # DeepSpeed allows float16 where oneDNN computes in it, which few processors do. PyTorch's own kernels do on all.
@@ -85,7 +84,7 @@ class Training:
 def spike(**config):
     """Train with norms of 7.8, and then one of 1,238."""
     training, monitor = Training(**config), gradclip.Monitor()
-    clipping = follow(training.engine, twice_the_median(), monitor=monitor)
+    clipping = clip_at_step(training.engine, twice_the_median(), monitor=monitor)
     seen = [(training.step(norm), clipping.norm, float(clipping.max_norm.max_norm)) for norm in (7.8,) * 4 + (1238.0,)]
     reported = float(training.engine.get_global_grad_norm())
     clipping.remove()
@@ -122,7 +121,7 @@ def accumulation():
     found = []
     for stage in (0, 1, 2, 3):
         training = Training(stage, micro_batches=3)
-        clipping = follow(training.engine, 2.0)
+        clipping = clip_at_step(training.engine, 2.0)
         norms = []
         for _ in range(6):
             training.backward(5.0)
@@ -137,7 +136,7 @@ def not_finite():
     found = []
     for config in ({"stage": 1}, {"stage": 3}, {"stage": 1, "fp16": {"enabled": True, "initial_scale_power": 3}}):
         training, monitor = Training(**config), gradclip.Monitor()
-        clipping = follow(training.engine, twice_the_median(), monitor=monitor)
+        clipping = clip_at_step(training.engine, twice_the_median(), monitor=monitor)
         applied = [training.step(norm) for norm in (1.0, float("nan"), 1.0)]
         kept = clipping.max_norm
         found.append([applied, list(monitor.counts), kept.steps, kept.num_skipped, int(kept.history.count)])
@@ -146,7 +145,7 @@ def not_finite():
 
 def fixed():
     training, monitor = Training(2), gradclip.Monitor()
-    clipping = follow(training.engine, 2.0, monitor=monitor)
+    clipping = clip_at_step(training.engine, 2.0, monitor=monitor)
     applied = [training.step(5.0)]
     clipping.max_norm = float("inf")
     applied.append(training.step(5.0))
@@ -160,13 +159,13 @@ def resumed():
     norms, ends = (3.0, 4.0, 5.0, 7.0, 400.0), []
     for stage in (0, 1, 3):
         training = Training(stage)
-        clipping = follow(training.engine, twice_the_median())
+        clipping = clip_at_step(training.engine, twice_the_median())
         for norm in norms[:3]:
             training.step(norm)
         folder = FOLDER / f"checkpoint{stage}"
         training.engine.save_checkpoint(folder, client_state={"clipping": clipping.state_dict()})
         again = Training(stage)
-        followed = follow(again.engine, twice_the_median())
+        followed = clip_at_step(again.engine, twice_the_median())
         _, state = again.engine.load_checkpoint(folder)
         followed.load_state_dict(state["clipping"])
         for norm in norms[3:]:
@@ -181,21 +180,21 @@ def resumed():
 
 def refused():
     training = Training(1)
-    clipping = follow(training.engine, 1.0)
+    clipping = clip_at_step(training.engine, 1.0)
     without_norm = Training(1, zero={"compute_grad_norm": False}, gradient_clipping=0.0)
     own_steps = {f"optimizer of stage {stage}": Training(stage).engine.optimizer for stage in (1, 2, 3)}
     return {
         **{name: said(partial(clip_at_step, one, 1.0)) for name, one in own_steps.items()},
         **{f"guarded {name}": said(partial(gradclip.guard, one)) for name, one in own_steps.items()},
-        "twice": said(lambda: follow(training.engine, 1.0)),
-        "zero": said(lambda: follow(Training(2).engine, 0.0)),
-        "skip_above": said(lambda: follow(Training(2).engine, gradclip.AdaptiveThreshold(skip_above=4.0))),
+        "twice": said(lambda: clip_at_step(training.engine, 1.0)),
+        "zero": said(lambda: clip_at_step(Training(2).engine, 0.0)),
+        "skip_above": said(lambda: clip_at_step(Training(2).engine, gradclip.AdaptiveThreshold(skip_above=4.0))),
         "assigned": said(lambda: setattr(clipping, "max_norm", gradclip.AdaptiveThreshold(skip_above=4.0))),
-        "a model": said(lambda: follow(training.model, 1.0)),
-        "a tuple": said(lambda: follow((training.engine, None), 1.0)),
-        "no norm": said(lambda: follow(without_norm.engine, 1.0)),
+        "a model": said(lambda: clip_at_step(training.model, 1.0)),
+        "a tuple": said(lambda: clip_at_step((training.engine, None), 1.0)),
+        "no norm": said(lambda: clip_at_step(without_norm.engine, 1.0)),
         "no optimizer": said(
-            lambda: follow(
+            lambda: clip_at_step(
                 deepspeed.initialize(model=torch.nn.Linear(2, 2), config={"train_batch_size": RANKS})[0], 1.0
             )
         ),
@@ -223,7 +222,7 @@ def plain_calls():
 def disagreeing():
     """Rank 1 gets another threshold."""
     training = Training(2)
-    clipping = follow(training.engine, twice_the_median())
+    clipping = clip_at_step(training.engine, twice_the_median())
     training.step(4.0)
     if RANK == 1:
         clipping.max_norm = 5.0  # here alone
@@ -239,7 +238,7 @@ def failing():
     """The threshold of rank 1 becomes 0, which is an error there."""
     training = Training(1)
     rule = gradclip.QuantileRule(upper=0.0 if RANK == 1 else 1.0)
-    follow(training.engine, gradclip.AdaptiveThreshold(rule))
+    clip_at_step(training.engine, gradclip.AdaptiveThreshold(rule))
     try:
         training.step(4.0)
     except Exception as error:

@@ -26,7 +26,6 @@ from megatron.core.transformer.transformer_config import TransformerConfig  # no
 
 import gradclip  # noqa: E402
 from gradclip import clip_at_step  # noqa: E402
-from gradclip.integrations.megatron import follow  # noqa: E402
 from plain_calls import outcomes, said  # noqa: E402
 
 # Adam whose denominator is almost LARGE: the weights move by the gradient that was applied, as with SGD.
@@ -133,7 +132,7 @@ def spike(**settings):
     """Train with norms of 7.8, and then one of 1,238."""
     training, monitor = Training(**settings), gradclip.Monitor()
     optimizer = training.optimizer
-    clipping = follow(optimizer, twice_the_median(), monitor=monitor)
+    clipping = clip_at_step(optimizer, twice_the_median(), monitor=monitor)
     seen = []
     for norm in (7.8,) * 4 + (1238.0,):
         applied = training.step(norm)
@@ -167,7 +166,7 @@ def not_finite():
     found = []
     for settings in KINDS.values():
         training, monitor = Training(**settings), gradclip.Monitor()
-        clipping = follow(training.optimizer, twice_the_median(), monitor=monitor)
+        clipping = clip_at_step(training.optimizer, twice_the_median(), monitor=monitor)
         seen = [(training.step(norm), training.updated, clipping.norm) for norm in (1.0, math.nan, 1.0)]
         kept = clipping.max_norm
         found.append([seen, list(monitor.counts), kept.steps, kept.num_skipped, int(kept.history.count)])
@@ -177,7 +176,7 @@ def not_finite():
 def fixed():
     """Megatron itself is set to clip nothing."""
     training, monitor = Training(clip_grad=0.0), gradclip.Monitor()
-    clipping = follow(training.optimizer, 2.0, monitor=monitor)
+    clipping = clip_at_step(training.optimizer, 2.0, monitor=monitor)
     applied = [training.step(5.0)]
     clipping.max_norm = math.inf
     applied.append(training.step(5.0))
@@ -194,7 +193,7 @@ def sharing():
     config = training.optimizer.config
     for one in (other.optimizer, *other.optimizer.chained_optimizers):
         one.config = config
-    clipping = follow(training.optimizer, 2.0)
+    clipping = clip_at_step(training.optimizer, 2.0)
     applied = [training.step(5.0), other.step(5.0), config.clip_grad]
     config.clip_grad = 4.0
     inner = training.optimizer.step_with_ready_grads
@@ -211,7 +210,7 @@ def resumed():
     norms, ends = (3.0, 4.0, 5.0, 7.0, 400.0), []
     for name, settings in KINDS.items():
         training, again = Training(**settings), Training(**settings)
-        clipping, followed = (follow(one.optimizer, twice_the_median()) for one in (training, again))
+        clipping, followed = (clip_at_step(one.optimizer, twice_the_median()) for one in (training, again))
         for norm in norms[:3]:
             training.step(norm)
         training.save(FOLDER / f"{name}{RANK}.pt", clipping=clipping.state_dict())
@@ -226,21 +225,20 @@ def resumed():
 
 def refused():
     training = Training()
-    clipping = follow(training.optimizer, 1.0)
+    clipping = clip_at_step(training.optimizer, 1.0)
     skipping = gradclip.AdaptiveThreshold(skip_above=4.0)
     optimizers = [
         Training(**settings, single=single).optimizer for settings in KINDS.values() for single in (True, False)
     ]
     return {
-        "own steps": [said(partial(clip, one, 1.0)) for one in optimizers for clip in (clip_at_step, gradclip.guard)],
-        "twice": said(lambda: follow(training.optimizer, 1.0)),
-        "zero": said(lambda: follow(Training().optimizer, 0.0)),
-        "skip_above": said(lambda: follow(Training().optimizer, skipping)),
+        "guarded": [said(partial(gradclip.guard, one, 1.0)) for one in optimizers],
+        "twice": said(lambda: clip_at_step(training.optimizer, 1.0)),
+        "zero": said(lambda: clip_at_step(Training().optimizer, 0.0)),
+        "skip_above": said(lambda: clip_at_step(Training().optimizer, skipping)),
         "assigned": said(lambda: setattr(clipping, "max_norm", skipping)),
-        "None": said(lambda: follow(None, 1.0)),
-        "a model": said(lambda: follow(training.model, 1.0)),
-        "a configuration": said(lambda: follow(training.optimizer.config, 1.0)),
-        "an optimizer of torch": said(lambda: follow(training.optimizer.chained_optimizers[0].optimizer, 1.0)),
+        "None": said(lambda: clip_at_step(None, 1.0)),
+        "a model": said(lambda: clip_at_step(training.model, 1.0)),
+        "a configuration": said(lambda: clip_at_step(training.optimizer.config, 1.0)),
     }
 
 
@@ -260,7 +258,7 @@ def plain_calls():
 def disagreeing():
     """Rank 1 gets another threshold."""
     training = Training(distributed=True)
-    clipping = follow(training.optimizer, twice_the_median())
+    clipping = clip_at_step(training.optimizer, twice_the_median())
     training.step(4.0)
     if RANK == 1:
         clipping.max_norm = 5.0  # here alone
@@ -273,7 +271,7 @@ def failing():
     """The threshold of rank 1 becomes 0, which is an error there."""
     training = Training()
     rule = gradclip.QuantileRule(upper=0.0 if RANK == 1 else 1.0)
-    follow(training.optimizer, gradclip.AdaptiveThreshold(rule))
+    clip_at_step(training.optimizer, gradclip.AdaptiveThreshold(rule))
     return said(lambda: training.step(4.0))
 
 

@@ -1,4 +1,4 @@
-"""DeepSpeed's engines clip to the threshold that `follow` sets: what was applied shows in the weights."""
+"""DeepSpeed's engines clip to the threshold that `clip_at_step` sets: what was applied shows in the weights."""
 
 import math
 from pathlib import Path
@@ -113,16 +113,16 @@ def test_a_resumed_run_goes_on_to_the_last_bit(alone, which):
 
 def test_what_is_refused(alone):
     said = alone["refused"]
-    assert said["twice"].startswith("ValueError: follow was already called for this engine")
+    assert said["twice"].startswith("ValueError: the updates of this engine clip already")
     assert said["zero"].startswith("ValueError: max_norm must be above 0, got 0.0: DeepSpeed takes 0")
     for name in ("skip_above", "assigned"):
         assert said[name].startswith("ValueError: DeepSpeed cannot skip steps with a large norm")
-    assert said["a model"].startswith("TypeError: engine must be a DeepSpeed engine")
-    assert said["a tuple"].endswith("Pass its first entry.")
+    assert said["a model"].startswith("TypeError: optimizer must be an optimizer of torch.optim")
+    assert said["a tuple"].endswith("pass the first entry, the engine.")
     assert said["no norm"].startswith("ValueError: the engine does not measure the norm")
     assert said["no optimizer"].startswith("ValueError: the engine has no optimizer")
     for name in (f"{how}optimizer of stage {stage}" for how in ("", "guarded ") for stage in (1, 2, 3)):
-        assert "call gradclip.integrations.deepspeed.follow" in said[name], name
+        assert "call gradclip.clip_at_step with the engine" in said[name], name
 
 
 @pytest.mark.parametrize("which", range(4))
@@ -134,10 +134,10 @@ def test_a_plain_call_on_what_the_engine_holds(alone, two, which):
             if name.endswith(", optimizer"):
                 assert told.startswith("warning: "), name
                 assert "no parameter has a gradient" in told
-                assert "deepspeed.follow" in told
+                assert "gradclip.clip_at_step(engine, max_norm)" in told
             elif not (which == 3 and name.endswith(", one of two")):  # there, the first parameter alone is looked at
                 assert told.startswith("error: parameters["), name
-                assert "DeepSpeed holds this gradient. Call gradclip.integrations.deepspeed.follow" in told
+                assert "DeepSpeed holds this gradient. Call gradclip.clip_at_step(engine, max_norm)" in told
 
 
 def test_ranks_with_different_thresholds_both_raise(two):

@@ -41,6 +41,7 @@ _NAMES = {
     **dict.fromkeys(("clip_grad_norm", "clip_gradients", "clip_grads", "clip_grad", "clip_norm"), _GLOBAL),
     **dict.fromkeys(("clip_gradient_norm", "clip_gradients_norm", "clip_grads_norm", "clip_gradient"), _GLOBAL),
     **dict.fromkeys(("fold_into", "clip_in_step"), "Use gradclip.clip_at_step(optimizer, max_norm)"),
+    **dict.fromkeys(("follow", "deepspeed", "megatron"), "Use gradclip.clip_at_step(engine, max_norm)"),
     "clip_in_backward": "Import it from gradclip.integrations.torch",
     **dict.fromkeys(("clipped", "clippingmetrics"), "Import it from gradclip.integrations.keras"),
     "skip_spikes": "Import it from gradclip.integrations.optax",

@@ -18,6 +18,7 @@ with needed_for("lightning", "torch"):
     from lightning.pytorch import Callback, LightningModule, Trainer
 
     from gradclip._src.step.attach import clip_at_step
+    from gradclip._src.step.engine import EngineClipping
     from gradclip._src.step.handle import StepClipping
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class ClipCallback(Callback):
     ) -> None:
         self._max_norm, self._monitor = max_norm, monitor
         self._same: dict[str, Any] = {"ord": ord, "nonfinite": nonfinite, "process_group": process_group, "mesh": mesh}
-        self.clipping: list[StepClipping] = []
+        self.clipping: list[StepClipping | EngineClipping] = []
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         _check_alone(trainer, pl_module)

@@ -19,6 +19,7 @@ with needed_for("transformers", "torch"):
     from transformers.trainer_callback import ExportableState
 
     from gradclip._src.step.attach import clip_at_step
+    from gradclip._src.step.engine import EngineClipping
     from gradclip._src.step.handle import StepClipping
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class ClipCallback(TrainerCallback, ExportableState):
         self._max_norm = max_norm if isinstance(max_norm, AdaptiveThreshold) else check_threshold(max_norm)
         self._plain: dict[str, Any] = {"ord": ord, "nonfinite": nonfinite}
         self._more: dict[str, Any] = {"process_group": process_group, "mesh": mesh, "monitor": monitor}
-        self.clipping: StepClipping | None = None
+        self.clipping: StepClipping | EngineClipping | None = None
 
     def add_to(self, trainer: Trainer) -> ClipCallback:
         """Add this callback to a Trainer, before the callbacks that report. Return it."""
@@ -95,7 +96,7 @@ class ClipCallback(TrainerCallback, ExportableState):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        optimizer: Optimizer | None = None,
+        optimizer: Optimizer = None,
         **_: object,
     ) -> None:
         _check_alone(args)

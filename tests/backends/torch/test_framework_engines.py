@@ -40,9 +40,9 @@ def with_gradient():
 @pytest.mark.parametrize(
     ("marks", "advice"),
     [
-        ({"ds_id": 0}, r"DeepSpeed holds .*gradclip\.integrations\.deepspeed\.follow\(engine, max_norm\)"),
+        ({"ds_id": 0}, r"DeepSpeed holds .*gradclip\.clip_at_step\(engine, max_norm\)"),
         ({"_hp_mapping": None}, "DeepSpeed holds"),
-        ({"main_grad": torch.ones(2, 3)}, r"in \.main_grad, .*integrations\.megatron\.follow\(optimizer, max_norm\)"),
+        ({"main_grad": torch.ones(2, 3)}, r"in \.main_grad, .*gradclip\.clip_at_step\(optimizer, max_norm\)"),
     ],
 )
 @pytest.mark.parametrize("beside", [False, True])

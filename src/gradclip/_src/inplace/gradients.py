@@ -117,7 +117,7 @@ _LIKE_A_GRADIENT = (
 )
 _LIKE_A_COPY = (
     "a copy of a weight that an engine's optimizer keeps. Pass the parameters of the model. With Megatron-Core, call "
-    "gradclip.integrations.megatron.follow."
+    "gradclip.clip_at_step(optimizer, max_norm)."
 )
 
 

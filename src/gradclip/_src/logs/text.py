@@ -201,8 +201,8 @@ class _Seen:
 
 def _without_norms(path: Path) -> LogError:
     return LogError(
-        f"{path} has no norms of gradients: DeepSpeed prints none. To record them, pass monitor= to "
-        "gradclip.integrations.deepspeed.follow, and read what Monitor.save writes."
+        f"{path} has no norms of gradients: DeepSpeed prints none. To record them, call "
+        "gradclip.clip_at_step(engine, max_norm, monitor=monitor), and read what Monitor.save writes."
     )
 
 

@@ -278,8 +278,7 @@ class ParameterList:
                 f"{_NO_GRADIENT}{which} has a gradient, so the norm is 0 and nothing is clipped. Call it after "
                 "loss.backward() and before zero_grad(). An optimizer that steps within the backward pass leaves no "
                 "gradients: for it, call gradclip.integrations.torch.clip_in_backward. An engine that holds the "
-                "gradients leaves none either: call gradclip.integrations.deepspeed.follow or "
-                "gradclip.integrations.megatron.follow.",
+                "gradients leaves none either: call gradclip.clip_at_step(engine, max_norm).",
                 UserWarning,
                 stacklevel=level_of_caller(),
             )

@@ -1,12 +1,19 @@
 """What `clip_at_step` is asked for besides the threshold."""
 
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from gradclip._src.words import shown
 from gradclip.typing import Meshes, Ord, ProcessGroups, StepPolicy
 
 Fused: TypeAlias = Literal["auto"] | bool
 """Whether a fused optimizer clips as it reads the gradients: where it can, always, or never."""
+
+
+class Steps(Protocol):
+    """An optimizer, what is wrapped around one, or a training engine."""
+
+    @property
+    def step(self) -> Any: ...
 
 
 class Asked(NamedTuple):

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from gradclip._src.step.asked import Asked, Fused
+from gradclip._src.step.asked import Asked, Fused, Steps
 from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip._src.words import with_advice
 from gradclip.typing import Meshes, Ord, ProcessGroups, StepPolicy, Threshold
 
 if TYPE_CHECKING:
-    from torch.optim import Optimizer
-
     from gradclip._src.monitor.monitor import Monitor
+    from gradclip._src.step.engine import EngineClipping
     from gradclip._src.step.handle import StepClipping
-else:
-    Optimizer = Any
 
 
 @with_advice
 def clip_at_step(
-    optimizer: Optimizer,
+    optimizer: Steps,
     max_norm: Threshold | AdaptiveThreshold,
     *,
     fused: Fused = "auto",
@@ -29,18 +26,19 @@ def clip_at_step(
     process_group: ProcessGroups = None,
     mesh: Meshes = None,
     monitor: Monitor | None = None,
-) -> StepClipping:
-    """Make each `optimizer.step()` first clip the gradients of all its parameters together.
+) -> StepClipping | EngineClipping:
+    """Make each step of an optimizer, or of a training engine, clip the gradients of all its parameters together.
 
     Right before the update, gradients with the norm N are multiplied by min(1, max_norm / N). Nothing else in the loop
     changes, and trainers that call `step` themselves clip, too.
 
     Args:
         optimizer: any optimizer of PyTorch, also one that Lightning's `trainer.optimizers` or `accelerator.prepare`
-            returns. If it steps another one, such as SAM, Lookahead, or the optimizer that Opacus returns, the steps of
-            that one clip. Of a learning rate scheduler, or another object with an `.optimizer`, the steps of that
-            optimizer clip. Two optimizers clip separately, and each needs its own `AdaptiveThreshold` and monitor: with
-            the thresholds C1 and C2, their gradients together have a norm of at most sqrt(C1**2 + C2**2).
+            returns; a DeepSpeed engine, or an optimizer of Megatron-Core. If it steps another one, such as SAM,
+            Lookahead, or the optimizer that Opacus returns, the steps of that one clip. Of a learning rate scheduler,
+            or another object with an `.optimizer`, the steps of that optimizer clip. Two optimizers clip separately,
+            and each needs its own `AdaptiveThreshold` and monitor: with the thresholds C1 and C2, their gradients
+            together have a norm of at most sqrt(C1**2 + C2**2).
         max_norm: the threshold in the units of unscaled gradients, >= 0, or a `gradclip.AdaptiveThreshold`. A parameter
             group with a key "max_norm" has a threshold of its own, as in `gradclip.clip_grad_norm_`.
         fused: whether a fused optimizer divides each gradient by max(1, N / max_norm) as it reads it, which saves a
@@ -55,12 +53,11 @@ def clip_at_step(
         monitor: a `gradclip.Monitor` that records the norm and the threshold at each step.
 
     Returns:
-        A `StepClipping`: read `.norm`, the norm before clipping at the last step; assign `.max_norm`; log `.numbers()`;
-        call `.remove()` to stop.
+        A handle: read `.norm`, the norm before clipping at the last step; assign `.max_norm`; log `.numbers()`; call
+        `.remove()` to stop.
 
     Raises:
-        TypeError: `optimizer` is not an optimizer of PyTorch, or its steps cannot be seen. An engine such as DeepSpeed
-            or Megatron clips by itself.
+        TypeError: `optimizer` is none of the above, or its steps cannot be seen.
         ValueError: the steps of this optimizer clip already; the `AdaptiveThreshold` or the monitor follows another
             one; an argument that `gradclip.clip_grad_norm_` refuses. At a step: a GradScaler left the gradients scaled,
             and the optimizer cannot clip them so; the optimizer is one process's share of a ZeroRedundancyOptimizer.
@@ -92,6 +89,25 @@ def clip_at_step(
     It uses the attributes `grad_scale` and `found_inf` of fused optimizers, which `torch.amp.GradScaler` sets in
     PyTorch 2.13.
 
+    DeepSpeed's engines and Megatron-Core's optimizers hold the gradients and clip them in their own step: that step
+    gets the threshold, and its norm is taken in. So settings other than `max_norm` and `monitor` are a ValueError, as
+    is a `max_norm` of 0, which they take for no clipping. A handle of theirs has floats.
+
+    - DeepSpeed: pass the first of what `deepspeed.initialize` returns. ZeRO stages 0 to 3, with or without offloading,
+      float32, float16 and bfloat16. Its `"gradient_clipping"` no longer counts. It reads the threshold before it knows
+      the norm, so `skip_above` is a ValueError, as is an engine that has no optimizer, does not measure the norm
+      (`"compute_grad_norm": false`), or updates at other times (ZenFlow). It scales by max_norm / (norm + 1e-6) in the
+      dtype of its buffers, so the norm of the result may exceed `max_norm` by rounding. Save the handle's
+      `state_dict()` in the `client_state` of `engine.save_checkpoint`.
+    - Megatron-Core: pass what `get_megatron_optimizer` returns. Its `clip_grad` no longer counts, but for other
+      optimizers with the same configuration. The optimizers of a `ChainedOptimizer` share the threshold. `skip_above`
+      sets `grad_norm_skip_threshold`, which Megatron-Core 0.16.1 does not have: then it is a ValueError, as is a step
+      in a CUDA graph. Save the handle's `state_dict()` in your checkpoint.
+
+    Call it on every rank, with equal arguments: at each step the ranks compare their thresholds, and raise a
+    RuntimeError if they differ. If they differ by rounding, all use the smallest. A step that the engine leaves out
+    because of an overflow counts as skipped, and its norm is not observed.
+
     The history of an `AdaptiveThreshold`, also of one in a parameter group, is saved in the optimizer's `state_dict`,
     under "gradclip", and loaded from there: call `clip_at_step` before you load a checkpoint. Functions that keep only
     "state" and "param_groups", such as `torch.distributed.checkpoint.state_dict`, lose it, as does an optimizer around
@@ -116,7 +132,10 @@ def clip_at_step(
     these warns.
 
     """
-    # It imports PyTorch.
+    # These import PyTorch.
     from gradclip._src.step.at_step import attach
+    from gradclip._src.step.engines import attach_to_engine
 
-    return attach(optimizer, max_norm, Asked(fused, ord, nonfinite, process_group, mesh), monitor)
+    asked = Asked(fused, ord, nonfinite, process_group, mesh)
+    by_engine = attach_to_engine(optimizer, max_norm, asked, monitor)
+    return attach(optimizer, max_norm, asked, monitor) if by_engine is None else by_engine

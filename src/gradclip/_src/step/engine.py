@@ -37,14 +37,22 @@ class EngineClipping:
     Attributes:
         norm: the norm before clipping at the last step, a float: NaN or inf if the gradients were not finite. None
             before the first step.
+        threshold: the threshold of the last step, a number; None before the first.
         max_norm: the threshold, or the `AdaptiveThreshold` that sets it. You may assign a new one, on every rank.
+        steps: the number of steps, also of those that the engine has skipped.
 
     """
 
     def __init__(
-        self, name: str, max_norm: Threshold | AdaptiveThreshold, monitor: "Monitor | None", *, skips: bool = False
+        self,
+        engine: object,
+        name: str,
+        max_norm: Threshold | AdaptiveThreshold,
+        monitor: "Monitor | None",
+        *,
+        skips: bool = False,
     ) -> None:
-        self._name, self._skips = name, skips
+        self._kind, self._name, self._skips = type(engine).__name__, name, skips
         self._undo: Callable[[], None] | None = None
         self._monitor = monitor
         self.max_norm = max_norm
@@ -53,6 +61,9 @@ class EngineClipping:
             check_free(monitor)
             claim(monitor, self)
         self.norm: float | None = None
+        self.threshold: float | None = None
+        self.steps = self._clipped = 0
+        self._skipped = False
 
     @property
     def max_norm(self) -> float | AdaptiveThreshold:
@@ -103,9 +114,21 @@ class EngineClipping:
         if undo is not None:
             undo()
 
+    def numbers(self) -> dict[str, float]:
+        """Return what to log of the last step; empty before the first.
+
+        "grad_norm" is the norm before clipping, "grad_norm_clipped" that of what the optimizer got, "clip_share" the
+        share of the steps that were clipped. A step that the engine skipped is not clipped, and got 0.
+        """
+        if self.norm is None or self.threshold is None:
+            return {}
+        got = min(self.norm, self.threshold) if math.isfinite(self.norm) else self.norm
+        got = 0.0 if self._skipped else got
+        return {"grad_norm": self.norm, "grad_norm_clipped": got, "clip_share": self._clipped / self.steps}
+
     # Called at each step
 
-    def threshold(self) -> float:
+    def next_threshold(self) -> float:
         """Return the threshold of the next step, the same on all ranks. All of them must ask.
 
         Raises ValueError if it is 0, RuntimeError if the ranks have different thresholds or one of them has failed.
@@ -141,7 +164,9 @@ class EngineClipping:
         """Take in the norm of a step, and whether the engine skipped it. A norm below 0 stands for one not finite."""
         value = float(norm)
         self.norm = value if value >= 0 else math.nan
+        self.threshold, self._skipped, self.steps = threshold, skipped, self.steps + 1
         finite = math.isfinite(self.norm)
+        self._clipped += finite and self.norm > threshold and not skipped
         policy: Policy = "drop" if skipped and not finite else "propagate"
         kept = self._max_norm
         if isinstance(kept, AdaptiveThreshold):
@@ -171,7 +196,7 @@ class EngineClipping:
             one, other = (
                 ("a fixed threshold", "an AdaptiveThreshold") if saved is None else ("an AdaptiveThreshold", "a number")
             )
-            raise ValueError(f"the state is that of {one}, but max_norm is {other}. Follow with the same kind.")
+            raise ValueError(f"the state is that of {one}, but max_norm is {other}. Pass clip_at_step the same kind.")
         if isinstance(kept, AdaptiveThreshold):
             kept.load_state_dict(saved)
         self.norm = state["norm"]

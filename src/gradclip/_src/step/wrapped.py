@@ -11,6 +11,14 @@ from torch.optim import Optimizer
 _INNER = ("optimizer", "base_optimizer", "_base_optimizer", "original_optimizer", "optim", "base")
 """What wrappers call the optimizer that they step."""
 _ENGINES = ("deepspeed", "megatron")
+_OF_DEEPSPEED = (
+    "_take_model_step",
+    "clip_fp32_gradients",
+    "get_global_grad_norm",
+    "was_step_applied",
+    "gradient_clipping",
+    "zero_optimization",
+)
 _HOOKS = (
     "_optimizer_step_pre_hooks",
     "_optimizer_step_post_hooks",
@@ -30,7 +38,7 @@ def unwrapped(optimizer: object) -> Optimizer:
     """
     found = optimizer
     for inner in _chain(optimizer):
-        if any(kind.__module__.partition(".")[0] in _ENGINES for kind in type(found).__mro__):
+        if of_engine(type(found)):
             raise TypeError(_refusal(optimizer, _OF_ENGINES))
         if isinstance(getattr(found, "param_groups", None), list) and not parameters_of(found) <= parameters_of(inner):
             if _has_hooks(found):
@@ -44,6 +52,8 @@ def unwrapped(optimizer: object) -> Optimizer:
             "Its class does not call Optimizer.__init__, so its steps have no hooks, and none of its attributes "
             f"{', '.join(_INNER)} is an optimizer. Pass the optimizer whose step updates the parameters."
         )
+    elif isinstance(optimizer, tuple):
+        advice = "Of what deepspeed.initialize returns, pass the first entry, the engine."
     elif hasattr(optimizer, "step"):
         advice = f"If it wraps an optimizer, pass that one. {_OF_ENGINES}"
     else:
@@ -56,9 +66,35 @@ _OF_SEVERAL = (
     "steps; they clip separately."
 )
 _OF_ENGINES = (
-    "Engines step by themselves: for them, call gradclip.integrations.deepspeed.follow or "
-    "gradclip.integrations.megatron.follow."
+    "Engines step by themselves: for them, call gradclip.clip_at_step with the engine that deepspeed.initialize "
+    "returns, or with what Megatron's get_megatron_optimizer returns."
 )
+
+
+def of_engine(kind: type) -> bool:
+    """Say whether a class is one of a training engine, or derives from one."""
+    return any(base.__module__.partition(".")[0] in _ENGINES for base in kind.__mro__)
+
+
+def is_deepspeed(given: object) -> bool:
+    """Say whether something is a DeepSpeed engine."""
+    return all(hasattr(type(given), name) for name in _OF_DEEPSPEED)
+
+
+def is_megatron(given: object) -> bool:
+    """Say whether something is an optimizer of Megatron-Core, or steps by a configuration like one."""
+    if not callable(getattr(given, "step", None)) or not any(True for _ in configurations(given)):
+        return False
+    return of_engine(type(given)) or not (isinstance(given, Optimizer) or any(True for _ in _chain(given)))
+
+
+def configurations(optimizer: object) -> Iterator[Any]:
+    """Yield what an optimizer of Megatron-Core, and each that is chained in it, reads its threshold from."""
+    config = getattr(optimizer, "config", None)
+    if hasattr(config, "clip_grad"):
+        yield config
+    for one in getattr(optimizer, "chained_optimizers", None) or ():
+        yield from configurations(one)
 
 
 def _refusal(optimizer: object, advice: str) -> str:

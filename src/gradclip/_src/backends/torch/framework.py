@@ -66,11 +66,11 @@ def _only_wraps(kind: type) -> bool:
 
 _IS_CPU, _REQUIRES_GRAD = attrgetter("is_cpu"), attrgetter("requires_grad")
 _DEEPSPEED = (
-    "DeepSpeed holds this gradient. Call gradclip.integrations.deepspeed.follow(engine, max_norm) once before "
+    "DeepSpeed holds this gradient. Call gradclip.clip_at_step(engine, max_norm) once before "
     "training: its engine then clips at step() to max_norm, a number or a gradclip.AdaptiveThreshold"
 )
 _MEGATRON = (
-    "it lies in .main_grad, as in Megatron. Call gradclip.integrations.megatron.follow(optimizer, max_norm) once "
+    "it lies in .main_grad, as in Megatron. Call gradclip.clip_at_step(optimizer, max_norm) once "
     "before training: its optimizer then clips at step() to max_norm, a number or a gradclip.AdaptiveThreshold. If you "
     "step yourself, pass [types.SimpleNamespace(grad=p.main_grad) for p in parameters]"
 )

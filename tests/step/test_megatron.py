@@ -9,40 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 import gradclip
-from gradclip.integrations.megatron import follow
-
-
-class Optimizer:
-    """One weight, whose gradient is set."""
-
-    def __init__(self, config=None, **settings):
-        self.config = config or SimpleNamespace(clip_grad=1.0, **settings)
-        self.weight, self.main_grad = 0.0, 0.0
-
-    def step(self):
-        return Chained(self).step()
-
-    def clip(self, norm):
-        self.main_grad *= min(1.0, self.config.clip_grad / (norm + 1e-6))
-
-
-class Chained:
-    """It measures all, clips each by its own configuration, and skips above the threshold of any."""
-
-    def __init__(self, *optimizers):
-        self.chained_optimizers = optimizers
-        self.config = optimizers[0].config
-
-    def step(self):
-        norm = math.hypot(*(one.main_grad for one in self.chained_optimizers))
-        skip = False
-        for one in self.chained_optimizers:
-            if one.config.clip_grad > 0.0:
-                one.clip(norm)
-            skip |= norm > one.config.grad_norm_skip_threshold
-        for one in () if skip else self.chained_optimizers:
-            one.weight -= one.main_grad
-        return not skip, norm, None
+from engines_alike import Chained, Optimizer
+from gradclip import clip_at_step
 
 
 def test_chained_optimizers_share_the_threshold_and_skip():
@@ -50,7 +18,7 @@ def test_chained_optimizers_share_the_threshold_and_skip():
     first, second, other = Optimizer(shared), Optimizer(shared), Optimizer(SimpleNamespace(**vars(shared)))
     chain = Chained(first, second, other)
     monitor = gradclip.Monitor()
-    clipping = follow(chain, gradclip.AdaptiveThreshold(skip_above=4.0), monitor=monitor)
+    clipping = clip_at_step(chain, gradclip.AdaptiveThreshold(skip_above=4.0), monitor=monitor)
     for gradients in ((3.0, 4.0, 0.0), (30.0, 0.0, 40.0), (0.0, 30.0, 0.0)):
         for one, gradient in zip(chain.chained_optimizers, gradients, strict=True):
             one.main_grad = gradient
@@ -67,7 +35,7 @@ def test_chained_optimizers_share_the_threshold_and_skip():
 
 def test_a_step_that_its_own_setting_skips_counts_as_skipped():
     optimizer, monitor = Optimizer(grad_norm_skip_threshold=7.0), gradclip.Monitor()
-    clipping = follow(optimizer, gradclip.AdaptiveThreshold(gradclip.QuantileRule()), monitor=monitor)
+    clipping = clip_at_step(optimizer, gradclip.AdaptiveThreshold(gradclip.QuantileRule()), monitor=monitor)
     for gradient in (3.0, 8.0, 6.5):
         optimizer.main_grad = gradient
         optimizer.step()
@@ -77,7 +45,7 @@ def test_a_step_that_its_own_setting_skips_counts_as_skipped():
 
 def test_a_threshold_that_is_assigned_later_skips_nothing():
     optimizer = Optimizer(grad_norm_skip_threshold=math.inf)
-    clipping = follow(optimizer, gradclip.AdaptiveThreshold(skip_above=4.0))
+    clipping = clip_at_step(optimizer, gradclip.AdaptiveThreshold(skip_above=4.0))
     updated = []
     for gradient in (3.0, 300.0, 300.0):
         optimizer.main_grad = gradient
@@ -90,4 +58,4 @@ def test_a_threshold_that_is_assigned_later_skips_nothing():
 
 def test_a_step_in_a_graph_is_refused():
     with pytest.raises(ValueError, match="recorded in a CUDA graph"):
-        follow(Optimizer(optimizer_cuda_graph=True), 1.0)
+        clip_at_step(Optimizer(optimizer_cuda_graph=True), 1.0)

@@ -1,32 +1,25 @@
-"""An adaptive threshold and a record of the norms for DeepSpeed, which clips in its own step.
+"""DeepSpeed's engines, which hold the gradients in buffers of their own and clip in their own step.
 
-DeepSpeed holds the gradients in buffers of its own, so no function can clip them before the step. `follow` sets the
-threshold that its engine reads at each step, and takes in the norm that the engine measured.
+No function can clip those before the step. So each update sets the threshold that the engine reads, and takes in the
+norm that the engine measured.
 """
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from gradclip._src.step.engine import EngineClipping
 from gradclip._src.thresholds.holder import AdaptiveThreshold
-from gradclip._src.words import with_advice
-from gradclip.integrations import needed_for
 from gradclip.typing import Threshold
-
-with needed_for("deepspeed", "torch"):
-    from gradclip._src.step.engine import EngineClipping
 
 if TYPE_CHECKING:
     from gradclip._src.monitor.monitor import Monitor
 
-__all__ = ["follow"]
-
 _STEP = "_take_model_step"  # runs once for each update, in PipelineEngine too
 _CLIP = "clip_fp32_gradients"
-_METHODS = (_STEP, _CLIP, "get_global_grad_norm", "was_step_applied", "gradient_clipping", "zero_optimization")
 
 
 class Engine(Protocol):
-    """What `follow` uses of a DeepSpeed engine."""
+    """What is used of a DeepSpeed engine."""
 
     optimizer: Any
     module: Any
@@ -47,51 +40,18 @@ class Engine(Protocol):
     def bfloat16_enabled(self) -> bool: ...
 
 
-@with_advice
-def follow(
-    engine: Engine, max_norm: Threshold | AdaptiveThreshold, *, monitor: "Monitor | None" = None
-) -> EngineClipping:
-    """Make each update of a DeepSpeed engine clip to `max_norm`, and take in the norm it measured.
-
-    Args:
-        engine: the engine, the first of what `deepspeed.initialize` returns. ZeRO stages 0 to 3, with or without
-            offloading, float32, float16 and bfloat16. Its `"gradient_clipping"` no longer counts.
-        max_norm: the threshold, above 0; `inf` clips nothing. Or a `gradclip.AdaptiveThreshold` without `skip_above`.
-        monitor: a `gradclip.Monitor` that records the norm and the threshold of each update.
-
-    Returns:
-        An `EngineClipping`: read `.norm`, the norm before clipping at the last update; assign `.max_norm`; call
-        `.remove()` to stop. To resume, save its `state_dict()` in the `client_state` of `engine.save_checkpoint`, and
-        pass what `engine.load_checkpoint` returns to its `load_state_dict`.
-
-    Raises:
-        TypeError: `engine` is not a DeepSpeed engine.
-        ValueError: `max_norm` is 0, which DeepSpeed takes for no clipping; `skip_above` is set, because DeepSpeed reads
-            the threshold before it knows the norm; the engine is followed already, has no optimizer, does not measure
-            the norm (`"compute_grad_norm": false`), or updates at other times (ZenFlow).
-        RuntimeError: at an update, the ranks have different thresholds. Nothing has been changed.
-
-    Micro-batches before an update change nothing. An update that DeepSpeed skips because of an overflow counts as
-    skipped, and its norm is not observed. Call it on every rank, with equal arguments: at each update, the ranks
-    compare their thresholds. If these differ by rounding, all use the smallest.
-
-    DeepSpeed scales by max_norm / (norm + 1e-6) in the dtype of its buffers. So the norm of the result may exceed
-    `max_norm` by rounding.
-    """
+def attach(engine: Engine, max_norm: Threshold | AdaptiveThreshold, monitor: "Monitor | None") -> EngineClipping:
+    """Make each update of a DeepSpeed engine clip, as `clip_at_step` says."""
     _check(engine)
-    clipping = EngineClipping("DeepSpeed", max_norm, monitor)
+    clipping = EngineClipping(engine, "DeepSpeed", max_norm, monitor)
     return clipping.undone_by(_followed(engine, clipping))
 
 
 def _check(engine: Engine) -> None:
-    if not all(hasattr(type(engine), name) for name in _METHODS):
-        advice = "Pass its first entry." if isinstance(engine, tuple) else "Pass the first of what initialize returns."
-        raise TypeError(
-            f"engine must be a DeepSpeed engine, made by deepspeed.initialize, got {type(engine).__name__}. {advice}"
-        )
     if _STEP in vars(engine):
         raise ValueError(
-            "follow was already called for this engine. Assign max_norm of what it returned, or call its remove()."
+            "the updates of this engine clip already: clip_at_step was already called for it. Assign max_norm of what "
+            "it returned, or call its remove() first."
         )
     optimizer = engine.optimizer
     if optimizer is None or not hasattr(optimizer, "step"):
@@ -123,7 +83,7 @@ def _followed(engine: Engine, clipping: EngineClipping) -> Callable[[], None]:
             optimizer.clip_grad = own
 
     def updated(*args: object, **kwargs: object) -> None:
-        threshold = clipping.threshold()
+        threshold = clipping.next_threshold()
         set_to(threshold, threshold if before[1] is not None else None)
         update(*args, **kwargs)
         clipping.stepped(_norm(engine), threshold, skipped=not engine.was_step_applied())

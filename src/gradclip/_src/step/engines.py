@@ -1,0 +1,49 @@
+"""Training engines, known by their types alone: what makes one clip is imported only then."""
+
+from typing import TYPE_CHECKING, Any
+
+from gradclip._src.core.nonfinite import PROPAGATE, Nonfinite
+from gradclip._src.core.norms import Order
+from gradclip._src.step.asked import Asked
+from gradclip._src.step.wrapped import is_deepspeed, is_megatron
+from gradclip._src.thresholds.holder import AdaptiveThreshold
+from gradclip._src.words import listed
+from gradclip.typing import Threshold
+
+if TYPE_CHECKING:
+    from gradclip._src.monitor.monitor import Monitor
+    from gradclip._src.step.engine import EngineClipping
+
+
+def attach_to_engine(
+    given: Any, max_norm: Threshold | AdaptiveThreshold, asked: Asked, monitor: "Monitor | None"
+) -> "EngineClipping | None":
+    """Make the steps of a training engine clip; return None if it is none."""
+    if is_deepspeed(given):
+        from gradclip._src.step import deepspeed
+
+        _check(asked, "DeepSpeed")
+        return deepspeed.attach(given, max_norm, monitor)
+    if is_megatron(given):
+        from gradclip._src.step import megatron
+
+        _check(asked, "Megatron-Core")
+        return megatron.attach(given, max_norm, monitor)
+    return None
+
+
+def _check(asked: Asked, name: str) -> None:
+    """Raise a ValueError for settings that an engine cannot follow."""
+    asked.check()
+    own = {
+        "fused=True": asked.fused is True,
+        f"ord={asked.ord!r}": Order.parse(asked.ord) != Order(2.0),
+        f"nonfinite={asked.nonfinite!r}": Nonfinite.of_steps(asked.nonfinite) is not PROPAGATE,
+        "process_group": asked.process_group is not None,
+        "mesh": asked.mesh is not None,
+    }
+    if any(own.values()):
+        raise ValueError(
+            f"{name} clips in its own step, by the norm of order 2 of all gradients, knows its processes, and decides "
+            f"itself what to do about NaN. Leave out {listed([one for one, given in own.items() if given])}."
+        )
