@@ -44,12 +44,12 @@ def test_it_prints_well_and_can_be_removed():
     model = network()
     optimizer = descent(model)
     watched = gradclip.guard(optimizer, 1.0)
-    assert repr(watched) == "StepGuard(0 steps, 0 looks, no mistake)"
+    assert repr(watched) == "StepGuard(SGD, max_norm=1.0, 0 steps, 0 looks, no mistake)"
     loss_of(model).backward()
     norm = gradclip.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     assert norm > 10
-    assert repr(watched) == "StepGuard(1 step, 1 look, norm 1 at the last, no mistake)"
+    assert repr(watched) == "StepGuard(SGD, max_norm=1.0, 1 step, 1 look, norm 1 at the last, no mistake)"
     watched.remove()
     watched.remove()
     assert not optimizer._optimizer_step_pre_hooks

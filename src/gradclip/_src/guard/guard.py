@@ -57,7 +57,8 @@ def guard(
 
     Returns:
         A handle: `.reports`, the first finding of each kind, with `.step`, `.kind`, `.sentence` and `.fix`; `.norm`,
-        the norm that the optimizer got at the last look; `.steps`, `.looks` and `.num_skipped`; `.remove()` to stop.
+        the norm that the optimizer got at the last look; `.steps`, `.looks` and `.num_skipped`; `.remove()` to stop, or the end
+        of a `with`.
 
     Raises:
         TypeError: the optimizer is not one of PyTorch, or its steps cannot be seen; `max_norm`, `every` or `stop_after`
@@ -99,7 +100,7 @@ def guard(
     >>> norm = torch.nn.utils.clip_grad_norm_([weight], 1.0)
     >>> optimizer.step()
     >>> watched
-    StepGuard(1 step, 1 look, norm 1 at the last, no mistake)
+    StepGuard(SGD, max_norm=1.0, 1 step, 1 look, norm 1 at the last, no mistake)
     >>> watched.remove()
 
     """

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from gradclip._src.guard.window import Window
 from gradclip._src.inplace.norm import grad_norm
 from gradclip._src.passed.parameters import ParameterList, have_thresholds, may_lack_gradients
 from gradclip._src.step import heard
+from gradclip._src.step.attached import Attached, as_passed, many
 from gradclip._src.step.heard import ClipCall, infinities, unscaled
 from gradclip._src.step.others import Elsewhere, own_thresholds
 from gradclip._src.step.warned import ClippingError, ClippingWarning, level_of_user
@@ -135,7 +137,7 @@ def _same(one: ClipCall, other: ClipCall) -> bool:
     return one.function == other.function and len(first) > 0 and len(second) > 0 and first[0] is second[0]
 
 
-class StepGuard:
+class StepGuard(Attached):
     """A guard of one optimizer, until `remove()`. Print it for all that it has found.
 
     Attributes:
@@ -165,6 +167,7 @@ class StepGuard:
         processes_of(ParameterList.of(self._groups()), settings.process_group, settings.mesh)
         self._ranks = settings.ranks(self._parameters())
         self._window: Window | None = None
+        self._removed = False
         self._hook = torch.compiler.disable(self._before)  # once: making it takes longer than a look
         self._post = optimizer.register_step_post_hook(torch.compiler.disable(self._after))
         self._open(after_step=False)
@@ -183,6 +186,7 @@ class StepGuard:
 
     def remove(self) -> None:
         """Stop. If no other guard is left, PyTorch's functions are again its own."""
+        self._removed = True
         self._pre.remove()
         self._post.remove()
         self._elsewhere.stop()
@@ -192,15 +196,25 @@ class StepGuard:
         heard.unwatch(self)
 
     def __repr__(self) -> str:
-        parts = [
-            _many(self.steps, "step"),
+        return "\n".join([super().__repr__(), *(f"- {one.kind}, {one}" for one in self.reports)])
+
+    _called = "StepGuard"
+
+    def _says(self) -> Sequence[str]:
+        given = self._max_norm.max_norm if seems_a_handle(self._max_norm) else self._max_norm
+        return (
+            type(self.optimizer).__name__,
+            as_passed(given),
+            many(self.steps, "step"),
             f"{self.num_skipped} skipped" if self.num_skipped else "",
-            _many(self.looks, "look"),
-        ]
-        parts.append("" if self.norm is None else f"norm {self.norm:.4g} at the last")
-        parts.append(_many(len(self.reports), "mistake") if self.reports else "no mistake")
-        head = f"StepGuard({', '.join(filter(None, parts))})"
-        return "\n".join([head, *(f"- {one.kind}, {one}" for one in self.reports)])
+            many(self.looks, "look"),
+            "" if self.norm is None else f"norm {self.norm:.4g} at the last",
+            many(len(self.reports), "mistake") if self.reports else "no mistake",
+        )
+
+    @property
+    def _is_removed(self) -> bool:
+        return self._removed
 
     # What it hears of
 
@@ -417,10 +431,6 @@ class StepGuard:
             raise ClippingError(f"Step {self.steps}: {told} skipped, and stop_after is {most}. {FIXES['skipped']}")
         if self._skips.unusual:
             self._tell("skipped", f"{told} skipped.")
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _slack(parameters: list[Any]) -> float:

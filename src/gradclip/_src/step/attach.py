@@ -54,7 +54,7 @@ def clip_at_step(
 
     Returns:
         A handle: read `.norm`, the norm before clipping at the last step; assign `.max_norm`; log `.numbers()`; call
-        `.remove()` to stop.
+        `.remove()` to stop, or use it in a `with`, which removes it at the end. Print it for what it does.
 
     Raises:
         TypeError: `optimizer` is none of the above, or its steps cannot be seen.

@@ -5,7 +5,7 @@ and the norm is known after it.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from gradclip._src.core.nonfinite import Nonfinite
 from gradclip._src.core.norms import Order
 from gradclip._src.core.rules import Seen
 from gradclip._src.passed.arguments import check_monitor, check_threshold
+from gradclip._src.step.attached import Attached, as_passed, many
 from gradclip._src.step.handle import check_free, claim
 from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip.typing import Policy, Scalar, Threshold
@@ -31,7 +32,7 @@ _ROUNDING = 1e-3  # by which norms may differ between ranks
 _FAILED = 0.0  # what a rank without a threshold sends
 
 
-class EngineClipping:
+class EngineClipping(Attached):
     """Clipping in the steps of one training engine, until `remove()`.
 
     Attributes:
@@ -113,6 +114,15 @@ class EngineClipping:
         undo, self._undo = self._undo, None
         if undo is not None:
             undo()
+
+    _called = "EngineClipping"
+
+    def _says(self) -> Sequence[str]:
+        return self._kind, as_passed(self._max_norm), "scope='global'", many(self.steps, "step")
+
+    @property
+    def _is_removed(self) -> bool:
+        return self._undo is None
 
     def numbers(self) -> dict[str, float]:
         """Return what to log of the last step; empty before the first.

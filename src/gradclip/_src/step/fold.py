@@ -35,6 +35,8 @@ from gradclip.typing import Threshold
 class FusedClipping(StepClipping):
     """Clipping within the steps of one fused optimizer, until `remove()`."""
 
+    _fused = True
+
     def __init__(
         self,
         optimizer: Optimizer,

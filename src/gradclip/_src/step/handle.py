@@ -17,6 +17,7 @@ from gradclip._src.core.pipeline import EachNorm
 from gradclip._src.distributed.processes import ONE_PROCESS, processes_of, telling
 from gradclip._src.monitor.monitor import Monitor
 from gradclip._src.passed.parameters import FOLLOWS, ParameterList, have_thresholds, may_lack_gradients
+from gradclip._src.step.attached import Attached, as_passed, many
 from gradclip._src.step.heard import ScaledSteps
 from gradclip._src.step.others import ClippedBefore, Elsewhere
 from gradclip._src.step.within import Request, makes_state
@@ -178,7 +179,7 @@ def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
     return [{key: value for key, value in group.items() if key not in own} for group in optimizer.param_groups]
 
 
-class StepClipping:
+class StepClipping(Attached):
     """Clipping at the steps of one optimizer, until `remove()`.
 
     Attributes:
@@ -251,6 +252,17 @@ class StepClipping:
             hook.remove()
         if hooks:  # later, others may clip this optimizer
             self._detached()
+
+    _called = "StepClipping"
+    _fused = False  # whether the step itself clips
+
+    def _says(self) -> Sequence[str]:
+        kind, settings = type(self._optimizer).__name__, f"scope='global', fused={self._fused}"
+        return kind, as_passed(self._max_norm), settings, many(self.steps, "step")
+
+    @property
+    def _is_removed(self) -> bool:
+        return not self._hooks
 
     def _detached(self) -> None:
         _CLIPPED.discard(self._optimizer)

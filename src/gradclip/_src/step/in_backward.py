@@ -3,7 +3,7 @@
 import math
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -17,6 +17,7 @@ from gradclip._src.core.norms import Order
 from gradclip._src.inplace.norm import clip_grad_norm_
 from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.passed.parameters import ParameterList
+from gradclip._src.step.attached import Attached, as_passed, many
 from gradclip._src.step.heard import current_pass
 from gradclip._src.step.within import with_memory_of_its_own
 from gradclip._src.words import listed, with_advice
@@ -26,11 +27,12 @@ Shares = Callable[[Mapping[str, int]], Mapping[str, float]]
 """Returns the thresholds of parameters from their numbers of elements, both by name."""
 
 
-class ClippedInBackward:
+class ClippedInBackward(Attached):
     """Clipping of parameters in the backward pass, until `remove()`, or until another call takes all of them over.
 
     Attributes:
         norms: the norm of each gradient before clipping, by parameter name, from its last backward pass.
+        passes: the number of backward passes in which it has clipped or left gradients as they are.
 
     """
 
@@ -41,8 +43,11 @@ class ClippedInBackward:
         order: Order,
         nonfinite: Policy,
         module: torch.nn.Module | None,
+        max_norm: object,
     ) -> None:
         self.norms: dict[str, torch.Tensor] = {}
+        self.passes = 0
+        self._told = as_passed(max_norm)
         self._shares, self._order, self._nonfinite = shares, order, nonfinite
         self._needs_names = Nonfinite.named(nonfinite).raises  # only for the error: they cost time
         self._names = frozenset(parameters)
@@ -74,6 +79,16 @@ class ClippedInBackward:
         self._hooks.clear()
         self._watches.clear()
 
+    _called = "ClippedInBackward"
+
+    def _says(self) -> Sequence[str]:
+        passes = f"{self.passes} pass" if self.passes == 1 else f"{self.passes} passes"
+        return many(len(self._names), "parameter"), self._told, "scope='layer'", passes
+
+    @property
+    def _is_removed(self) -> bool:
+        return not self._hooks
+
     def clip(self, name: str, parameter: torch.Tensor) -> None:
         """Clip a gradient that is finished."""
         grad = parameter.grad  # held: PyTorch would make another Python object each time it is asked
@@ -84,6 +99,7 @@ class ClippedInBackward:
             )
         before, self.pass_seen = self.pass_seen, current_pass()
         if before != self.pass_seen:
+            self.passes += 1
             self._look(in_pass=True)
         if name in self._missing or name not in self._sizes:  # it has left the module
             self._elsewhere[name] = parameter.numel()
@@ -304,7 +320,7 @@ def clip_in_backward(
 
     Returns:
         A `ClippedInBackward`: `.norms` has the norms before clipping and `.thresholds` the thresholds, both by name.
-        Call `.remove()` to stop.
+        Call `.remove()` to stop, or use it in a `with`.
 
     Raises:
         ValueError: no parameter requires a gradient; a parameter is computed from others, or already has hooks that run
@@ -344,7 +360,7 @@ def clip_in_backward(
     if isinstance(max_norm, Mapping) and not named:
         raise TypeError("thresholds by name need named parameters. Pass the model, or model.named_parameters().")
     by = _given(_checked_names(max_norm, by_name)) if isinstance(max_norm, Mapping) else _shared(max_norm, order)
-    return ClippedInBackward(by_name, by, order, nonfinite, module)
+    return ClippedInBackward(by_name, by, order, nonfinite, module, max_norm)
 
 
 def _given(max_norms: Mapping[str, float]) -> Shares:
