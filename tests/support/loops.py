@@ -66,5 +66,5 @@ def named(optimizer, once, kind, words, steps=6, max_norm=1.0, **settings):
     assert found.fix in str(found)
     # The warning is about the user's line, not about PyTorch's or gradclip's.
     assert told[0].filename == once.__code__.co_filename
-    assert f"1 mistake)\n- {kind}, step {found.step}: " in repr(watched)
+    assert f"1 mistake, removed)\n- {kind}, step {found.step}: " in repr(watched)
     return found

@@ -57,8 +57,8 @@ def guard(
 
     Returns:
         A handle: `.reports`, the first finding of each kind, with `.step`, `.kind`, `.sentence` and `.fix`; `.norm`,
-        the norm that the optimizer got at the last look; `.steps`, `.looks` and `.num_skipped`; `.remove()` to stop, or the end
-        of a `with`.
+        the norm that the optimizer got at the last look; `.steps`, `.looks` and `.num_skipped`; `.remove()` to stop, or
+        the end of a `with`.
 
     Raises:
         TypeError: the optimizer is not one of PyTorch, or its steps cannot be seen; `max_norm`, `every` or `stop_after`
