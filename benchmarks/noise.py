@@ -31,7 +31,7 @@ def contenders(elements):
     def exact(summed, sensitivity, processors, rng="system"):
         def call():
             discrete.processors = lambda: processors
-            gradclip.add_noise(summed, sensitivity, 1.0, rng=rng)
+            gradclip.add_noise(summed, sensitivity, noise_multiplier=1.0, rng=rng)
 
         return call
 
@@ -41,8 +41,8 @@ def contenders(elements):
         "exact, float32, one processor": exact(array, floats, 1),
         "OpenDP, integers, one processor": exact(integers, on_grid, 1, "opendp"),
         "OpenDP, integers, two processors": exact(integers, on_grid, 2, "opendp"),
-        "NumPy's generator": lambda: gradclip.add_noise(array, floats, 1.0, rng=rng),
-        "PyTorch's generator": lambda: gradclip.add_noise(tensor, floats, 1.0, rng=generator),
+        "NumPy's generator": lambda: gradclip.add_noise(array, floats, noise_multiplier=1.0, rng=rng),
+        "PyTorch's generator": lambda: gradclip.add_noise(tensor, floats, noise_multiplier=1.0, rng=generator),
     }
     if elements > MOST_OF_OPENDP:
         calls = {name: call for name, call in calls.items() if "OpenDP" not in name}

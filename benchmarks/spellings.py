@@ -112,7 +112,7 @@ def adaptive(grads, clipping):
         leaf = tree["layer0"] if isinstance(tree, dict) else tree[-1]
         plain, named, with_none = weights[torch.Tensor if isinstance(leaf, torch.Tensor) else object]
         beside = named if isinstance(tree, dict) else plain if len(tree) == COUNT else with_none
-        return gradclip.adaptive_grad_clip(tree, beside, clipping)
+        return gradclip.adaptive_grad_clip(tree, beside, clipping=clipping)
 
     return contenders_of(call, "adaptive_grad_clip", matrices, arrays, clipping)
 

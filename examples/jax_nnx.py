@@ -46,7 +46,7 @@ def main():
     monitor = gradclip.Monitor(top=3)
     for step in range(1, STEPS + 1):
         loss, norms = train_step(model, optimizer, inputs, targets)
-        monitor.record(norms["all"], MAX_NORM, norms["layers"])
+        monitor.record(norms["all"], MAX_NORM, layer_norms=norms["layers"])
         if step in (1, 50, 100, STEPS):
             last = monitor.last
             print(f"step {step:3d}: loss {loss:.4f}, gradient norm {last.norm:.3f}, times {last.coefficient:.3f}")

@@ -81,7 +81,7 @@ def updated(params, summed, size):
 
 
 def with_gradclip(images, labels, epsilon, steps, seed, learning_rate, max_norm):
-    batches = gradclip.PoissonBatches(len(images), RATE, steps)
+    batches = gradclip.PoissonBatches(len(images), RATE, steps=steps)
     expected = RATE * len(images)
     clipped_sum = gradclip.clipped_fun(
         of_one_image,
@@ -91,7 +91,7 @@ def with_gradclip(images, labels, epsilon, steps, seed, learning_rate, max_norm)
         pad_to=batches.pad_to,
     )
     run = gradclip.PrivateRun(batches, clipped_sum.sensitivity(), epsilon=epsilon, delta=DELTA)
-    rule = gradclip.PrivateQuantile(target=0.5, learning_rate=0.02, initial=max_norm)
+    rule = gradclip.PrivateQuantile(quantile=0.5, learning_rate=0.02, initial=max_norm)
     params, state, compiled = network(seed), rule.init(), jax.jit(clipped_sum)
     times, noise, log = [], [], []
     for rows, mask in batches:

@@ -70,12 +70,12 @@ def with_gradclip(images, labels, epsilon, steps, seed, learning_rate, max_norm)
         numbers = torch.stack([(loss / 2 - 1).clamp(-1, 1), 2.0 * right - 1, 2.0 * below - 1])
         return {"gradient": {name: g / threshold for name, g in gradient.items()}, "log": numbers * SHARE / 3**0.5}
 
-    batches = gradclip.PoissonBatches(len(images), RATE, steps)
+    batches = gradclip.PoissonBatches(len(images), RATE, steps=steps)
     clipped_sum = gradclip.clipped_fun(
         of_one_image, {"gradient": 1.0, "log": SHARE}, batch_argnums=(2, 3), pad_to=batches.pad_to
     )
     run = gradclip.PrivateRun(batches, clipped_sum.sensitivity(), epsilon=epsilon, delta=DELTA)
-    rule = gradclip.PrivateQuantile(target=0.5, learning_rate=0.02, initial=max_norm)
+    rule = gradclip.PrivateQuantile(quantile=0.5, learning_rate=0.02, initial=max_norm)
     state = rule.init(like=images)
     times, noise, log = [], [], []
     for rows, mask in batches:

@@ -46,7 +46,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=30)
     rounds = parser.parse_args().rounds
-    batches = gradclip.PoissonBatches(CLIENTS, RATE, rounds)
+    batches = gradclip.PoissonBatches(CLIENTS, RATE, steps=rounds)
     sensitivity = gradclip.clipped_sum_sensitivity(MAX_NORM, unit="group", batch_size=batches.pad_to, grid=GRID)
     run = gradclip.PrivateRun(batches, sensitivity, epsilon=2.0, delta=DELTA)
     model = {"w": np.zeros((3, 2)), "b": np.zeros(2)}

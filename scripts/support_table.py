@@ -21,7 +21,7 @@ TREE_FUNCTIONS = {
     "clip_by_global_norm": lambda x: gradclip.clip_by_global_norm({"x": x}, 1.0)[0]["x"],
     "clip_by_layer_norm": lambda x: gradclip.clip_by_layer_norm({"x": x}, 1.0)[0]["x"],
     "clip_by_unit_norm": lambda x: gradclip.clip_by_unit_norm({"x": x}, 1.0, unit_axis=0)[0]["x"],
-    "adaptive_grad_clip": lambda x: gradclip.adaptive_grad_clip({"x": x}, {"x": x}, 0.3, unit_axis=0)[0]["x"],
+    "adaptive_grad_clip": lambda x: gradclip.adaptive_grad_clip({"x": x}, {"x": x}, clipping=0.3, unit_axis=0)[0]["x"],
     "clip_by_value": lambda x: gradclip.clip_by_value({"x": x}, 1.0)["x"],
     "per_example_clip": lambda x: gradclip.per_example_clip({"x": x}, 1.0)[0]["x"],
 }
@@ -30,7 +30,7 @@ IN_PLACE = {
     "clip_grad_norm_": lambda p: gradclip.clip_grad_norm_(p, 1.0),
     "clip_grad_layer_norm_": lambda p: gradclip.clip_grad_layer_norm_(p, 1.0),
     "clip_grad_unit_norm_": lambda p: gradclip.clip_grad_unit_norm_(p, 1.0, unit_axis=0),
-    "adaptive_grad_clip_": lambda p: gradclip.adaptive_grad_clip_(p, 0.3, weights=[p[0].grad], unit_axis=0),
+    "adaptive_grad_clip_": lambda p: gradclip.adaptive_grad_clip_(p, 0.3, params=[p[0].grad], unit_axis=0),
     "clip_grad_value_": lambda p: gradclip.clip_grad_value_(p, 1.0),
 }
 OF_TORCH = ("PyTorch", "torch.compile", "torch.func", "autograd")

@@ -49,7 +49,7 @@ def advice(name):
         ("adaptive_gradient_clipping", "Use gradclip.adaptive_grad_clip(grads, params), or "),
         ("AGC", "Use gradclip.adaptive_grad_clip(grads, params), or "),
         ("ZClip", "pass max_norm=gradclip.AdaptiveThreshold() to gradclip.clip_grad_norm_."),
-        ("QuantileClip", "pass max_norm=gradclip.AdaptiveThreshold(gradclip.QuantileRule(1, 0.9, 1_000)) to "),
+        ("QuantileClip", "pass max_norm=gradclip.AdaptiveThreshold(gradclip.QuantileRule(1, 0.9, window=1_000)) to "),
         ("fold_into", "Use gradclip.clip_at_step(optimizer, max_norm)."),
         ("ClippingMetrics", "Import it from gradclip.integrations.keras."),
         ("skip_spikes", "Import it from gradclip.integrations.optax."),
@@ -82,7 +82,7 @@ def test_an_import_of_a_guessed_name_leads_to_ours(code):
     [
         (
             "from gradclip.integrations import autoclip",
-            r"AdaptiveThreshold\(gradclip\.QuantileRule\(1, 0\.9, 1_000\)\) to",
+            r"AdaptiveThreshold\(gradclip\.QuantileRule\(1, 0\.9, window=1_000\)\) to",
         ),
         ("import gradclip.integrations.autoclip", "For a threshold at a quantile of the last norms, pass max_norm="),
         ("from gradclip.integrations.autoclip import QuantileClip", "For a threshold at a quantile of the last norms"),
@@ -155,8 +155,21 @@ def test_names_that_advice_gives_are_there(name):
         (lambda: gradclip.clip_by_global_norm(TREE, 1.0, norm_type=2), "'norm_type'. Pass ord= instead."),
         (lambda: gradclip.global_norm(TREE, p=1), "'p'. Pass ord= instead."),
         (lambda: gradclip.clip_by_global_norm(TREE, clip_norm=1.0), "'clip_norm'. Pass max_norm= instead."),
-        (lambda: gradclip.clip_by_value(TREE, clip_value=1.0), "'clip_value'. Pass max_value= instead."),
-        (lambda: gradclip.clip_grad_value_(TREE, max_value=1.0), "'max_value'. Pass clip_value= instead."),
+        (lambda: gradclip.clip_by_value(TREE, max_value=1.0), "'max_value'. Pass clip_value= instead."),
+        (lambda: gradclip.clip_grad_value_(TREE, max_norm=1.0), "'max_norm'. Pass clip_value= instead."),
+        (lambda: gradclip.adaptive_grad_clip_(TREE, weights=TREE), "'weights'. Pass params= instead."),
+        (lambda: gradclip.check_sensitivity(function=max, examples=[]), "'function'. Pass fun= instead."),
+        (lambda: gradclip.explain_spike(loss=max, params=[]), "'loss'. Pass fun= instead."),
+        (lambda: gradclip.find_max_norm(max, rates=[0.1]), "'rates'. Pass learning_rates= instead."),
+        (lambda: gradclip.PrivateQuantile(target=0.5), "'target'. Pass quantile= instead."),
+        (
+            lambda: gradclip.clip_by_global_norm(TREE, 1.0, monitor=None),
+            "'monitor'. Record what it returns: monitor.record(norm, max_norm).",
+        ),
+        (
+            lambda: gradclip.norm_at_most(TREE, 1.0, mask=None),
+            "'mask'. Leave it out: it is an argument of gradclip.explain_spike, gradclip.per_example_clip.",
+        ),
         (
             lambda: gradclip.clip_grad_norm_(TREE, 1.0, error_if_nonfinite=True),
             "'error_if_nonfinite'. Pass nonfinite=\"raise\" instead.",
@@ -241,7 +254,7 @@ def test_a_function_that_takes_any_keyword_keeps_its_own_error():
 
 
 def test_signatures_are_those_of_the_functions():
-    assert list(inspect.signature(gradclip.clip_by_value).parameters) == ["tree", "max_value", "where", "integers"]
+    assert list(inspect.signature(gradclip.clip_by_value).parameters) == ["tree", "clip_value", "where", "integers"]
     assert list(inspect.signature(gradclip.clipped_grad).parameters)[:3] == ["fun", "max_norm", "argnums"]
 
 

@@ -27,7 +27,7 @@ def loss(params, x, y):
 
 def explained(make, x=X, y=Y, **settings):
     params = {"w": make(np.zeros(2, np.float32)), "b": make(np.float32(0.0))}
-    return gradclip.explain_spike(loss, params, (make(x), make(y)), **settings)
+    return gradclip.explain_spike(loss, params, batch=(make(x), make(y)), **settings)
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
@@ -69,26 +69,26 @@ def test_one_argument_with_a_batch_and_one_for_all():
     found = gradclip.explain_spike(
         lambda params, x, scale: (params * x).sum() * scale,
         jnp.ones(2),
-        (jnp.asarray(X), jnp.float32(2.0)),
+        batch=(jnp.asarray(X), jnp.float32(2.0)),
         batch_argnums=1,
     )
     assert [example.norm for example in found.examples] == [100.0, 10.0, 2.0, 0.0]
     assert found.examples[0].layers[0].name == "all"
-    alone = gradclip.explain_spike(lambda params, x: (params * x).sum(), jnp.ones(2), jnp.asarray(X))
+    alone = gradclip.explain_spike(lambda params, x: (params * x).sum(), jnp.ones(2), batch=jnp.asarray(X))
     assert [example.norm for example in alone.examples] == [50.0, 5.0, 1.0, 0.0]
 
 
 def test_a_batch_may_be_a_list_or_a_dict():
     params, x, y = {"w": jnp.zeros(2), "b": jnp.float32(0.0)}, jnp.asarray(X), jnp.asarray(Y)
     for given, fun in (([x, y], loss), ({"x": x, "y": y}, lambda params, both: loss(params, **both))):
-        assert [example.place for example in gradclip.explain_spike(fun, params, given).examples] == [2, 0, 3, 1]
+        assert [example.place for example in gradclip.explain_spike(fun, params, batch=given).examples] == [2, 0, 3, 1]
 
 
 def test_zeros_and_numbers_near_the_end_of_the_range():
-    found = gradclip.explain_spike(lambda w, x: (w * x).sum(), jnp.ones(2), jnp.array([[0.0, 0.0], [1e30, 1e30]]))
+    found = gradclip.explain_spike(lambda w, x: (w * x).sum(), jnp.ones(2), batch=jnp.array([[0.0, 0.0], [1e30, 1e30]]))
     assert [example.norm for example in found.examples] == pytest.approx([2**0.5 * 1e30, 0.0], rel=1e-6)
     assert math.isnan(found.examples[1].layers[0].share)
-    nothing = gradclip.explain_spike(lambda w, x: (w * x).sum(), jnp.ones(2), jnp.zeros((3, 2)))
+    nothing = gradclip.explain_spike(lambda w, x: (w * x).sum(), jnp.ones(2), batch=jnp.zeros((3, 2)))
     assert [math.isnan(example.times) for example in nothing.examples] == [True] * 3
     assert "example 0: norm 0, loss 0" in str(nothing)
 
@@ -97,7 +97,9 @@ def test_keys_and_aux_go_as_in_clipped_grad():
     def noisy(w, x, key):
         return (w * x).sum() * jax.random.normal(key, ()), x.sum()
 
-    found = gradclip.explain_spike(noisy, jnp.ones(2), (jnp.asarray(X), jax.random.key(0)), prng_argnum=2, has_aux=True)
+    found = gradclip.explain_spike(
+        noisy, jnp.ones(2), batch=(jnp.asarray(X), jax.random.key(0)), prng_argnum=2, has_aux=True
+    )
     assert len({example.norm for example in found.examples}) == 4
 
 
@@ -110,6 +112,6 @@ def test_errors_are_those_of_clipped_grad():
     with pytest.raises(ValueError, match="batch"):
         explained(jnp.asarray, X, Y[:3])
     with pytest.raises(TypeError, match="module"):
-        gradclip.explain_spike(loss, torch.nn.Linear(2, 1), (torch.tensor(X), torch.tensor(Y)))
+        gradclip.explain_spike(loss, torch.nn.Linear(2, 1), batch=(torch.tensor(X), torch.tensor(Y)))
     with pytest.raises(TypeError, match="explain_spike needs values, got a traced array"):
         jax.jit(lambda x: explained(jnp.asarray, x) and 0)(X)

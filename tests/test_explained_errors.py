@@ -48,7 +48,7 @@ def explained(loss, batch, **settings):
     params = {"w": torch.ones(2, 2, requires_grad=True)}
     version = params["w"]._version
     try:
-        return gradclip.explain_spike(loss, params, batch, **settings)
+        return gradclip.explain_spike(loss, params, batch=batch, **settings)
     finally:
         assert (params["w"].tolist(), params["w"].grad, params["w"]._version) == ([[1.0, 1.0]] * 2, None, version)
 
@@ -90,7 +90,7 @@ def test_a_branch_on_values_needs_the_loop():
 def test_a_loss_that_reads_values_while_it_is_traced(framework, read):
     make, total = MAKERS[framework], SCALES[framework]
     with pytest.raises((TypeError, AttributeError, NotImplementedError)) as raised:
-        gradclip.explain_spike(lambda w, x: read(total(w * x)), make(np.ones(2, np.float32)), make(X))
+        gradclip.explain_spike(lambda w, x: read(total(w * x)), make(np.ones(2, np.float32)), batch=make(X))
     instead = {"jax": "jnp.where or jax.lax.cond", "tensorflow": 'Or pass method="loop"'}
     assert instead[framework] in raised.value.__notes__[0]
 
@@ -107,7 +107,7 @@ def test_errors_of_a_loss_that_reads_nothing_have_no_note():
 
     for make in (MAKERS["jax"], MAKERS["tensorflow"]):
         with pytest.raises(TypeError, match="my own") as raised:
-            gradclip.explain_spike(loss, make(np.ones(2, np.float32)), make(X))
+            gradclip.explain_spike(loss, make(np.ones(2, np.float32)), batch=make(X))
         assert not any("gradclip" in note for note in getattr(raised.value, "__notes__", ()))
 
 

@@ -60,7 +60,7 @@ WRONG = [
     "gradclip.clipped_grad(3, 1.0)",
     "gradclip.clipped_fun(max, 1.0).sensitivity('swap')",
     "gradclip.clipped_sum_sensitivity(1.0, summed_in='bfloat16')",
-    "Sensitivity(1.0, 'client', 'zero_out')",
+    "Sensitivity(1.0, 'client', relation='zero_out')",
     "gradclip.clip_grad_norm_(3, 1.0)",
     "gradclip.clip_grad_norm_(parameters, 1.0, nonfinite='ignore')",
     "gradclip.clip_grad_norm_(parameters, 1.0, monitor=True)",

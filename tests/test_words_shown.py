@@ -73,7 +73,7 @@ MISTAKES = {
     "axis": lambda: gradclip.clip_by_unit_norm(np.ones((2, 2)), 1.0, unit_axis=LARGE),
     "numbers": lambda: gradclip.PartialNorm.from_json("[" * 300),
     "where": lambda: gradclip.global_norm(LARGE, where=LARGE),
-    "seed": lambda: gradclip.PoissonBatches(100, 0.1, 2, seed=list(range(500))),
+    "seed": lambda: gradclip.PoissonBatches(100, 0.1, steps=2, seed=list(range(500))),
     "loss": lambda: gradclip.clipped_grad(LARGE, 1.0),
 }
 

@@ -124,7 +124,7 @@ def _write_report(curves: Curves, rate: float, path: Path) -> Path:
     """Write the monitor's report of the first seed."""
     monitor = Monitor(capacity=len(curves.norms[0]))
     layers = {name: norms[0] for name, norms in curves.layers._asdict().items()}
-    monitor.record(curves.norms[0], curves.max_norms[0], layers, loss=curves.losses[0])
+    monitor.record(curves.norms[0], curves.max_norms[0], layer_norms=layers, loss=curves.losses[0])
     return monitor.report(path, f"Reading digits pixel by pixel, learning rate {rate:g}, adaptive threshold, seed 0")
 
 

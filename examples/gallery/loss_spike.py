@@ -78,7 +78,7 @@ def loss_of_one(params, x, y):
 
 ids = spikes[-1].context
 params = dict(model.named_parameters())
-found = gradclip.explain_spike(loss_of_one, params, (x[ids], y[ids]))
+found = gradclip.explain_spike(loss_of_one, params, batch=(x[ids], y[ids]))
 worst, second = found.examples[:2]
 print("image", int(ids[worst.place]), "made the last spike;", end=" ")
 print("10 times the norm of any other:", worst.norm > 10 * second.norm)

@@ -15,7 +15,7 @@ Clip a tree of arrays: returns new arrays and, except by value, the norm before 
   each array, or each group of arrays, by its own norm   clip_by_layer_norm(tree, max_norm)
   each row or filter by its own norm                     clip_by_unit_norm(tree, max_norm)
   each row or filter, relative to its weights (AGC)      adaptive_grad_clip(tree, params)
-  each element                                           clip_by_value(tree, max_value)
+  each element                                           clip_by_value(tree, clip_value)
 
 Measure
   the global norm of gradients                           global_norm(tree), grad_norm(parameters)
@@ -29,9 +29,9 @@ Train with differential privacy
   the same for any function of one example               clipped_fun(fun, max_norm)
   the same from per-example gradients you have           per_example_clip(grads, max_norm)
   the sensitivity, to scale the noise by                 .sensitivity(), clipped_sum_sensitivity(max_norm)
-  test that code keeps its promised sensitivity          check_sensitivity(fun, examples, sensitivity)
+  test that code keeps its promised sensitivity          check_sensitivity(fun, examples, sensitivity=s)
   bound the epsilon of a run from below, by canaries     audited_epsilon, from the scores of its canaries
-  batches sampled as accountants assume                  PoissonBatches(n, rate, steps)
+  batches sampled as accountants assume                  PoissonBatches(n, rate, steps=steps)
   noise for the sum, drawn exactly                       add_noise, with rng="system"
   noise for an epsilon, and what a run has spent         PrivateRun, made before the loop
 
@@ -40,7 +40,7 @@ Choose a threshold
   the same, with differential privacy                    PrivateQuantile()
   see how often clipping happens, and get advice         Monitor()
   try thresholds with a short training                   find_max_norm(train)
-  find the examples behind a loss spike                  explain_spike(loss, params, batch)
+  find the examples behind a loss spike                  explain_spike(loss, params, batch=batch)
 
 Find mistakes
   see what an optimizer really gets at its steps         guard(optimizer, max_norm)

@@ -26,7 +26,7 @@ CALLS = {
     "tree": lambda x, c, ord: [gradclip.clip_by_global_norm(x[i], c, ord=ord)[0] for i in range(x.shape[0])],
     "layers": lambda x, c, ord: gradclip.clip_by_layer_norm([x[i] for i in range(x.shape[0])], c, ord=ord)[0],
     "units": lambda x, c, ord: gradclip.clip_by_unit_norm(x, c, unit_axis=0, ord=ord)[0],
-    "adaptive": lambda x, c, ord: gradclip.adaptive_grad_clip(x, x * 0, 1.0, eps=c, unit_axis=0, ord=ord)[0],
+    "adaptive": lambda x, c, ord: gradclip.adaptive_grad_clip(x, x * 0, clipping=1.0, eps=c, unit_axis=0, ord=ord)[0],
     "examples": lambda x, c, ord: [gradclip.per_example_clip(x[i : i + 1], c)[0] for i in range(x.shape[0])],
     "value": lambda x, c, ord: gradclip.clip_by_value(x, c),
 }

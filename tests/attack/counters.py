@@ -47,7 +47,7 @@ CALLS = {
     "clip_by_global_norm": lambda t, c, p, bad: gradclip.clip_by_global_norm(t, c, ord=p, nonfinite=bad),
     "clip_by_layer_norm": lambda t, c, p, bad: gradclip.clip_by_layer_norm(t, c, ord=p, nonfinite=bad),
     "clip_by_unit_norm": lambda t, c, p, bad: gradclip.clip_by_unit_norm(t, c, ord=p, nonfinite=bad),
-    "adaptive_grad_clip": lambda t, c, p, bad: gradclip.adaptive_grad_clip(t, t, c, ord=p, nonfinite=bad),
+    "adaptive_grad_clip": lambda t, c, p, bad: gradclip.adaptive_grad_clip(t, t, clipping=c, ord=p, nonfinite=bad),
     "clip_by_value": lambda t, c, p, bad: gradclip.clip_by_value(t, c),
 }
 

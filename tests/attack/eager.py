@@ -37,7 +37,7 @@ OF_TREES = (
     lambda t, rng: gradclip.clip_by_global_norm(t, 0.5, ord=float(rng.choice([1, 2, 3, np.inf]))),
     lambda t, rng: gradclip.clip_by_layer_norm(t, 0.5, nonfinite=str(rng.choice(["zero", "drop", "propagate"]))),
     lambda t, rng: gradclip.clip_by_unit_norm(t, 0.5),
-    lambda t, rng: gradclip.adaptive_grad_clip(t, t, 0.5),
+    lambda t, rng: gradclip.adaptive_grad_clip(t, t, clipping=0.5),
     lambda t, rng: gradclip.per_example_clip(t, 0.5, per_layer=bool(rng.integers(2))),
     lambda t, rng: gradclip.layer_norms(t),
     lambda t, rng: gradclip.partial_norm(t).clip(t, 0.5),

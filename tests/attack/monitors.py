@@ -39,9 +39,11 @@ def drawn(rng):
         names = rng.permutation(NAMES)[: int(rng.integers(0, 4))].tolist()
         layers = dict.fromkeys(names, norms * 0.5) if rng.integers(2) else None
         threshold = rng.choice([0.0, 1.0, math.inf])
-        monitor.record(norms, threshold, layers, nonfinite=str(rng.choice(["propagate", "raise", "zero", "drop"])))
+        monitor.record(
+            norms, threshold, layer_norms=layers, nonfinite=str(rng.choice(["propagate", "raise", "zero", "drop"]))
+        )
         if rng.integers(2):
-            monitor.record(2.0, threshold, np.ones(len(names)), names=names)
+            monitor.record(2.0, threshold, layer_norms=np.ones(len(names)), names=names)
     return monitor
 
 

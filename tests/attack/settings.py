@@ -146,7 +146,7 @@ CALLS = {
     "clip_grad_norm_": _in_place,
     "grad_norm": lambda tree, case: [gradclip.grad_norm([SimpleNamespace(grad=x) for x in tree], case.ord)],
     "partial_norm": _partial,
-    "norm_at_most": lambda tree, case: [gradclip.norm_at_most(tree, case.max_norm, case.ord)],
+    "norm_at_most": lambda tree, case: [gradclip.norm_at_most(tree, case.max_norm, ord=case.ord)],
 }
 TRACED = list(CALLS)[:6]
 SIZES = ((3, 4), (7, 7))

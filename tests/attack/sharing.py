@@ -104,10 +104,10 @@ def make(case, given, threshold):
         "norm": lambda: gradclip.clip_grad_norm_(given, threshold, case.ord, nonfinite=case.nonfinite),
         "given norm": lambda: clip_grads_with_norm_(given, threshold, threshold / case.share),
         "value": lambda: gradclip.clip_grad_value_(given, threshold),
-        "layers": lambda: gradclip.clip_grad_layer_norm_(given, threshold, case.ord, nonfinite=case.nonfinite),
-        "units": lambda: gradclip.clip_grad_unit_norm_(given, threshold, case.ord, nonfinite=case.nonfinite),
+        "layers": lambda: gradclip.clip_grad_layer_norm_(given, threshold, ord=case.ord, nonfinite=case.nonfinite),
+        "units": lambda: gradclip.clip_grad_unit_norm_(given, threshold, ord=case.ord, nonfinite=case.nonfinite),
         "adaptive": lambda: gradclip.adaptive_grad_clip_(
-            given, case.share, ord=case.ord, weights=ones, nonfinite=case.nonfinite
+            given, case.share, ord=case.ord, params=ones, nonfinite=case.nonfinite
         ),
     }[case.call]()
 

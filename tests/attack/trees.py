@@ -207,5 +207,5 @@ def check_decision(case, finite):
     if not finite or not decidable(case) or case.framework.jit or case.in_place:
         return
     with case.framework.mode():
-        said = gradclip.norm_at_most(case.given, case.max_norm, case.ord)
+        said = gradclip.norm_at_most(case.given, case.max_norm, ord=case.ord)
     assert said == truth.at_most(case.leaves, case.ord, case.max_norm), f"norm_at_most says {said}"

@@ -91,7 +91,7 @@ def test_sums_are_tested():
     def mean(grads):
         return ToyArray(grads.data.mean(axis=0))
 
-    report = gradclip.check_sensitivity(mean, ToyArray(np.ones((4, 3))), 0.25, trials=1)
+    report = gradclip.check_sensitivity(mean, ToyArray(np.ones((4, 3))), sensitivity=0.25, trials=1)
     assert not report.holds
 
 

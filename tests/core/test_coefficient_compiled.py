@@ -25,7 +25,7 @@ def units(rows, c, ord=2):
 
 
 def adaptive(rows, c):
-    return gradclip.adaptive_grad_clip(rows, rows * 0.0, 1.0, eps=c, unit_axis=0)[0]
+    return gradclip.adaptive_grad_clip(rows, rows * 0.0, clipping=1.0, eps=c, unit_axis=0)[0]
 
 
 def examples(rows, c):

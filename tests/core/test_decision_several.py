@@ -44,7 +44,7 @@ def test_the_bits_are_those_of_each_part_alone(kind, dtype, ord):
                 clipped, norms = gradclip.clip_by_layer_norm(tree, max_norm, ord=ord)
                 assert not any(x is y for x, y in zip(clipped, tree, strict=True))
                 given, grads = holders(kind, tree)
-                made += [*clipped, *norms, *gradclip.clip_grad_layer_norm_(given, max_norm, ord), *grads()]
+                made += [*clipped, *norms, *gradclip.clip_grad_layer_norm_(given, max_norm, ord=ord), *grads()]
         found.append(made)
     assert all(map(same, *found))
 
@@ -83,7 +83,7 @@ def test_what_is_not_decided_at_once_is_decided_part_by_part(case):
 
     def in_place():
         copies = [x.copy() if isinstance(x, np.ndarray) else [y.copy() for y in x] for x in tree]
-        return gradclip.clip_grad_layer_norm_(copies, max_norm, ord), copies
+        return gradclip.clip_grad_layer_norm_(copies, max_norm, ord=ord), copies
 
     for call in (lambda: gradclip.clip_by_layer_norm(tree, max_norm, ord=ord), in_place):
         with part_by_part():

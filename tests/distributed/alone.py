@@ -222,7 +222,7 @@ def calls_that_measure(p):
         yield lambda ord=ord: gradclip.grad_norm([p], ord, **options)
         yield lambda ord=ord: gradclip.clip_grad_norm_([p], 1.0, ord, **options)
         yield lambda ord=ord: gradclip.clip_grad_norm_(own, 1.0, ord, **options)
-        yield lambda ord=ord: gradclip.clip_grad_layer_norm_([p], 1.0, ord, **options)
+        yield lambda ord=ord: gradclip.clip_grad_layer_norm_([p], 1.0, ord=ord, **options)
 
 
 def gradients_that_are_zero_are_gradients():

@@ -8,11 +8,11 @@ from gradients import ERRORS, whole
 
 
 def by_layer(params, max_norm, ord=2, **options):
-    return gradclip.clip_grad_layer_norm_(params, max_norm, ord, **options)
+    return gradclip.clip_grad_layer_norm_(params, max_norm, ord=ord, **options)
 
 
 def by_unit(params, max_norm, ord=2, **options):
-    return gradclip.clip_grad_unit_norm_(params, max_norm, ord, **options)
+    return gradclip.clip_grad_unit_norm_(params, max_norm, ord=ord, **options)
 
 
 def adaptively(params, max_norm, ord=2, **options):

@@ -144,18 +144,18 @@ def test_thresholds_have_the_same_bits(name, direction):
 def test_noise_has_the_same_bits(direction):
     sensitivity = gradclip.clipped_sum_sensitivity(0.7, batch_size=50, elements=40)
     total = np.random.default_rng(1).normal(size=40).astype(np.float32)
-    expected = gradclip.add_noise(total, sensitivity, 1.1, rng=np.random.default_rng(0))
+    expected = gradclip.add_noise(total, sensitivity, noise_multiplier=1.1, rng=np.random.default_rng(0))
     generator = np.random.default_rng(0)
     with rounding(direction):
-        found = gradclip.add_noise(total, sensitivity, 1.1, rng=generator)
+        found = gradclip.add_noise(total, sensitivity, noise_multiplier=1.1, rng=generator)
         with pytest.raises(TypeError, match=r"must be a gradclip\.Sensitivity"):
-            gradclip.add_noise(total, 0.7, 1.1, rng=generator)
+            gradclip.add_noise(total, 0.7, noise_multiplier=1.1, rng=generator)
     assert found.tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_the_noise_of_a_private_run_is_the_same(direction):
-    batches = gradclip.PoissonBatches(1000, 0.05, 20)
+    batches = gradclip.PoissonBatches(1000, 0.05, steps=20)
     sensitivity = gradclip.clipped_sum_sensitivity(1.0, batch_size=batches.pad_to, elements=1000)
 
     def run():

@@ -102,7 +102,7 @@ def test_no_unit_exceeds_what_follows_from_its_parameter(framework):
         given, params = ({str(shape): drawn(rng, shape, dtype) for shape in shapes} for _ in range(2))
         trees = [{key: framework.array(x, dtype) for key, x in tree.items()} for tree in (given, params)]
         clipped, _ = framework.call(
-            lambda tree, params: gradclip.adaptive_grad_clip(tree, params, clipping, eps), *trees
+            lambda tree, params: gradclip.adaptive_grad_clip(tree, params, clipping=clipping, eps=eps), *trees
         )
         for key, x in given.items():
             own, y = own_axes(framework, x.shape), framework.to_numpy(clipped[key])
@@ -146,7 +146,7 @@ def test_policies_are_those_of_a_unit(framework, adaptive, policy, expected, bad
 
     def call(x, w):
         if adaptive:
-            return gradclip.adaptive_grad_clip(x, w, 0.1, unit_axis=0, nonfinite=policy)[0]
+            return gradclip.adaptive_grad_clip(x, w, clipping=0.1, unit_axis=0, nonfinite=policy)[0]
         return gradclip.clip_by_unit_norm(x, 1.0, unit_axis=0, nonfinite=policy)[0]
 
     found = framework.to_numpy(framework.call(call, x, w))
@@ -168,14 +168,14 @@ def test_parameters_that_are_not_ordinary(framework):
     dtype = framework.dtypes[-1]
     x = framework.array([[3.0, 4.0]] * 4, dtype)
     w = framework.array([[0.0, 0.0], [math.nan, 1.0], [math.inf, 1.0], [3e37, 4e37]], dtype)
-    call = lambda x, w, **eps: gradclip.adaptive_grad_clip(x, w, 0.5, **eps, unit_axis=0)[0]
+    call = lambda x, w, **eps: gradclip.adaptive_grad_clip(x, w, clipping=0.5, **eps, unit_axis=0)[0]
     found = framework.to_numpy(framework.call(call, x, w))
     assert np.allclose(found[0], [3e-4, 4e-4], rtol=1e-5)
     assert np.isnan(found[1]).all()
     assert found[2:].tolist() == [[3.0, 4.0]] * 2
     found = framework.to_numpy(framework.call(lambda x, w: call(x, w, eps=0.0), x, w))
     assert found[0].tolist() == [0.0, 0.0]
-    large = framework.call(lambda x, w: gradclip.adaptive_grad_clip(x, w, math.inf, 0.0)[0], x, w)
+    large = framework.call(lambda x, w: gradclip.adaptive_grad_clip(x, w, clipping=math.inf, eps=0.0)[0], x, w)
     assert framework.to_numpy(large).tolist() == [[3.0, 4.0]] * 4
 
 
@@ -199,10 +199,10 @@ def test_thresholds_may_be_a_prefix():
 
 def test_dtypes_of_parameters_may_differ():
     x, w = np.full((2, 3), 3.0, np.float16), np.full((2, 3), 0.1, np.float64)
-    clipped, norms = gradclip.adaptive_grad_clip(x, w, 0.5)
+    clipped, norms = gradclip.adaptive_grad_clip(x, w, clipping=0.5)
     assert (clipped.dtype, norms.dtype) == (np.float16, np.float32)
     tensors = [torch.from_numpy(x), torch.from_numpy(w)]
-    assert gradclip.adaptive_grad_clip(*tensors, 0.5, unit_axis=1)[0].tolist() == clipped.tolist()
+    assert gradclip.adaptive_grad_clip(*tensors, clipping=0.5, unit_axis=1)[0].tolist() == clipped.tolist()
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_dtypes_of_parameters_may_differ():
         ),
         (lambda g: gradclip.clip_by_unit_norm(g, 1.0, unit_axis=True), TypeError, "unit_axis must be an axis"),
         (lambda g: gradclip.clip_by_unit_norm(g, 1.0, unit_axis="rows"), TypeError, "got 'rows' of type str"),
-        (lambda g: gradclip.adaptive_grad_clip(g, g, -1.0), ValueError, "clipping must not be negative"),
+        (lambda g: gradclip.adaptive_grad_clip(g, g, clipping=-1.0), ValueError, "clipping must not be negative"),
         (lambda g: gradclip.adaptive_grad_clip(g, g, eps=math.nan), ValueError, "eps must not be negative"),
         (lambda g: gradclip.adaptive_grad_clip(g, {"w": g["w"]}), ValueError, r"no parameter for \['b'\]"),
         (lambda g: gradclip.adaptive_grad_clip(g, {**g, "z": g["w"]}), ValueError, r"no gradient at \['z'\]"),

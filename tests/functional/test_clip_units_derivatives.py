@@ -34,7 +34,7 @@ def test_derivatives_in_jax(mode):
         "forward": lambda f: jax.jacfwd(f, (0, 1, 2, 3)),
         "second": lambda f: jax.grad(lambda *args: jnp.sum(jax.grad(f, 1)(*args) ** 2), (0, 1)),
     }[mode]
-    ours = lambda *args: jnp.sum(jnp.sin(gradclip.adaptive_grad_clip(*args)[0]))
+    ours = lambda x, w, c, e: jnp.sum(jnp.sin(gradclip.adaptive_grad_clip(x, w, clipping=c, eps=e)[0]))
     plain = lambda *args: jnp.sum(jnp.sin(formula(*args, 0)))
     args = (*map(jnp.asarray, drawn_pair()), jnp.float32(0.3), jnp.float32(1e-3))
     for mine, theirs in zip(jax.jit(of(ours))(*args), of(plain)(*args), strict=True):
@@ -45,7 +45,7 @@ def test_derivatives_in_jax(mode):
 def test_derivatives_in_pytorch():
     args = [torch.from_numpy(x).double() for x in drawn_pair()]
     args += [torch.tensor(0.3).double(), torch.tensor(1e-3).double()]
-    ours = lambda *args: gradclip.adaptive_grad_clip(*args)[0].sin().sum()
+    ours = lambda x, w, c, e: gradclip.adaptive_grad_clip(x, w, clipping=c, eps=e)[0].sin().sum()
     plain = lambda *args: formula(*args, 1).sin().sum()
     for of in (torch.func.grad, torch.func.jacfwd):
         for mine, theirs in zip(of(ours, (0, 1, 2, 3))(*args), of(plain, (0, 1, 2, 3))(*args), strict=True):
@@ -79,22 +79,22 @@ def test_derivative_of_a_threshold():
 def test_vmap():
     x, w = drawn_pair()
     batch = jnp.stack([x, 3 * x, 0 * x])
-    found = jax.vmap(lambda x: gradclip.adaptive_grad_clip(x, w, 0.3)[0])(batch)
-    tensors = torch.vmap(lambda x: gradclip.adaptive_grad_clip(x, torch.from_numpy(w), 0.3, unit_axis=1)[0])(
+    found = jax.vmap(lambda x: gradclip.adaptive_grad_clip(x, w, clipping=0.3)[0])(batch)
+    tensors = torch.vmap(lambda x: gradclip.adaptive_grad_clip(x, torch.from_numpy(w), clipping=0.3, unit_axis=1)[0])(
         torch.from_numpy(np.array(batch))
     )
     for one, mine, other in zip(batch, found, tensors, strict=True):
-        alone = gradclip.adaptive_grad_clip(np.asarray(one), w, 0.3)[0]
+        alone = gradclip.adaptive_grad_clip(np.asarray(one), w, clipping=0.3)[0]
         assert np.allclose(mine, alone, rtol=1e-6, atol=0)
         assert np.allclose(other, alone, rtol=1e-6, atol=0)
 
 
 def test_traced_settings():
     x, w = drawn_pair()
-    known = gradclip.adaptive_grad_clip(x, w, 0.25, 2.0**-10)[0]
-    found = jax.jit(lambda c, e: gradclip.adaptive_grad_clip(jnp.asarray(x), w, c, e)[0])(0.25, 2.0**-10)
+    known = gradclip.adaptive_grad_clip(x, w, clipping=0.25, eps=2.0**-10)[0]
+    found = jax.jit(lambda c, e: gradclip.adaptive_grad_clip(jnp.asarray(x), w, clipping=c, eps=e)[0])(0.25, 2.0**-10)
     assert np.allclose(found, known, rtol=1e-6, atol=0)
-    assert not np.asarray(jax.jit(lambda c: gradclip.adaptive_grad_clip(x, w, c)[0])(-1.0)).any()
+    assert not np.asarray(jax.jit(lambda c: gradclip.adaptive_grad_clip(x, w, clipping=c)[0])(-1.0)).any()
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
@@ -109,7 +109,7 @@ def test_compiled_by_pytorch(adaptive):
 @pytest.mark.parametrize(("clipping", "expected"), [(0.0, 0.0), (0.5, 1.0)])
 def test_derivatives_beside_an_infinite_eps_are_those_of_a_large_one(clipping, expected):
     def clipped(x, w):
-        return gradclip.adaptive_grad_clip(x, w, clipping, math.inf)[0].sum()
+        return gradclip.adaptive_grad_clip(x, w, clipping=clipping, eps=math.inf)[0].sum()
 
     x, w = jnp.ones((2, 3)), jnp.ones((2, 3))
     assert [one.tolist() for one in jax.grad(clipped, (0, 1))(x, w)] == [[[expected] * 3] * 2, [[0.0] * 3] * 2]

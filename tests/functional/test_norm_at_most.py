@@ -37,7 +37,7 @@ def test_random_trees_beside_fractions(framework, ord):
                 threshold = smallest if len(outcomes) % 2 else float(np.nextafter(smallest, 0)) * (smallest > 0)
             tree = {"a": framework.from_numpy(leaves[0]), "b": [framework.from_numpy(leaves[1]), None]}
             outcomes.append(at_most(leaves, ord, threshold))
-            assert norm_at_most(tree, threshold, ord) == outcomes[-1], (leaves, threshold)
+            assert norm_at_most(tree, threshold, ord=ord) == outcomes[-1], (leaves, threshold)
     assert {True, False} <= set(outcomes)
 
 
@@ -46,8 +46,8 @@ def test_beyond_the_precision_of_float32(framework):
     assert norm_at_most(framework.array([3.0, 4.0]), 5)
     assert norm_at_most(framework.array([3.0, 4.0]), framework.array(5.0))
     assert not norm_at_most(framework.array([1.0, 1e-5]), 1)
-    assert not norm_at_most({"w": framework.array([1.0]), "b": framework.array([1e-30])}, 1.0, 1)
-    assert not norm_at_most(framework.array([1.0, 1e-30]), framework.array(1.0), 3)
+    assert not norm_at_most({"w": framework.array([1.0]), "b": framework.array([1e-30])}, 1.0, ord=1)
+    assert not norm_at_most(framework.array([1.0, 1e-30]), framework.array(1.0), ord=3)
     assert norm_at_most(framework.array(np.full(10_000, 0.5), "bfloat16"), 50.0)
     assert not norm_at_most(framework.array(np.full(10_001, 0.5), "float16"), 50.0)
 
@@ -57,35 +57,35 @@ def test_beyond_the_precision_of_float32(framework):
 def test_what_is_not_finite(framework, ord):
     for bad in (np.nan, np.inf, -np.inf):
         tree = framework.array([1.0, bad], framework.dtypes[0])
-        assert not norm_at_most(tree, 1e300, ord)
-        assert norm_at_most(tree, math.inf, ord) == (not math.isnan(bad))
-    assert not norm_at_most(framework.array([np.inf, np.nan], framework.dtypes[0]), math.inf, ord)
+        assert not norm_at_most(tree, 1e300, ord=ord)
+        assert norm_at_most(tree, math.inf, ord=ord) == (not math.isnan(bad))
+    assert not norm_at_most(framework.array([np.inf, np.nan], framework.dtypes[0]), math.inf, ord=ord)
 
 
 @eagerly
 def test_complex_numbers(framework):
     kind = framework.dtypes[-1]
     for ord in (2, math.inf, -math.inf):
-        assert norm_at_most(framework.array([3 + 4j], kind), 5, ord)
-        assert not norm_at_most(framework.array([3 + 4j], kind), np.nextafter(5.0, 0), ord)
+        assert norm_at_most(framework.array([3 + 4j], kind), 5, ord=ord)
+        assert not norm_at_most(framework.array([3 + 4j], kind), np.nextafter(5.0, 0), ord=ord)
     with pytest.raises(ValueError, match=r"ord=1 of complex numbers\. Use 2, inf or -inf"):
-        norm_at_most(framework.array([3 + 4j], kind), 5, 1)
+        norm_at_most(framework.array([3 + 4j], kind), 5, ord=1)
 
 
 def test_beyond_the_range_of_float64():
     huge, tiny = np.full(4, 1e308), np.full(4, 5e-324)
     assert not norm_at_most(huge, 1.7e308)
     assert norm_at_most(huge, math.inf)
-    assert norm_at_most(huge, 1e308, math.inf)
+    assert norm_at_most(huge, 1e308, ord=math.inf)
     assert norm_at_most(tiny, 1e-323)
     assert not norm_at_most(tiny, 5e-324)
-    assert not norm_at_most(np.array([1e308, 1e-300]), 1e308, 3)
+    assert not norm_at_most(np.array([1e308, 1e-300]), 1e308, ord=3)
 
 
 def test_empty_trees_and_zeros():
     for tree in ({}, None, np.zeros(0), [np.zeros((0, 3)), np.zeros(2)], torch.zeros(3), jnp.zeros(3)):
         assert norm_at_most(tree, 0)
-        assert norm_at_most(tree, math.inf, -math.inf)
+        assert norm_at_most(tree, math.inf, ord=-math.inf)
     assert not norm_at_most(np.array([5e-324]), 0)
 
 
@@ -152,8 +152,8 @@ def test_what_was_clipped_passes():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: norm_at_most(np.ones(2), 1, 1.5), ValueError, "cannot decide exactly for ord=1.5."),
-        (lambda: norm_at_most(np.ones(2), 1, 1025), ValueError, "ord=1025"),
+        (lambda: norm_at_most(np.ones(2), 1, ord=1.5), ValueError, "cannot decide exactly for ord=1.5."),
+        (lambda: norm_at_most(np.ones(2), 1, ord=1025), ValueError, "ord=1025"),
         (lambda: norm_at_most(np.ones(2), -1), ValueError, "must not be negative or NaN, got -1"),
         (lambda: norm_at_most(np.ones(2), math.nan), ValueError, "must not be negative or NaN"),
         (lambda: norm_at_most(np.ones(2), "1"), TypeError, "max_norm must be a real number"),

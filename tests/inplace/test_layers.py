@@ -50,7 +50,7 @@ def test_as_the_functional_call(ord, dtype):
     rng = np.random.default_rng(5)
     tree = {str(i): (rng.standard_normal(i + 1) * 10.0**i).astype(dtype) for i in range(4)}
     clipped, norms = gradclip.clip_by_layer_norm(tree, 1.5, ord=ord)
-    found = gradclip.clip_grad_layer_norm_(tree, 1.5, ord)
+    found = gradclip.clip_grad_layer_norm_(tree, 1.5, ord=ord)
     assert all(x.dtype == dtype for x in tree.values())
     assert all(np.allclose(tree[key], clipped[key], rtol=1e-14, atol=0) for key in tree)
     assert all(np.allclose(found[key], norms[key], rtol=1e-14, atol=0) for key in tree)

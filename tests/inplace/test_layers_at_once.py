@@ -85,7 +85,7 @@ def calls(kind, weights, number):
     found = {
         "layers": partial(gradclip.clip_grad_layer_norm_, max_norm=number),
         "units": partial(gradclip.clip_grad_unit_norm_, max_norm=number),
-        "adaptive": partial(gradclip.adaptive_grad_clip_, clipping=number, weights=beside),
+        "adaptive": partial(gradclip.adaptive_grad_clip_, clipping=number, params=beside),
     }
     if kind == "parameters":
         each = [1.0, number, *[number / 3] * 5]
@@ -176,5 +176,5 @@ def test_weights_that_are_no_arrays_are_refused_and_nothing_is_changed():
     of_other_types = ([None], ["w"], [torch.ones(3)], [torch.ones(2, 2, dtype=torch.int32)], [array], [lists])
     for weights in (*of_other_types, *in_other_containers, [given, given]):
         with pytest.raises((TypeError, ValueError)):
-            gradclip.adaptive_grad_clip_([given], 0.01, weights=weights)
+            gradclip.adaptive_grad_clip_([given], 0.01, params=weights)
         assert given.grad.tolist() == [[1.0, 1.0], [1.0, 1.0]]

@@ -36,11 +36,11 @@ def test_as_the_functional_call(framework, adaptive, ord):
     holders = [SimpleNamespace(grad=grad) for grad in [*grads, None]]
     with framework.mode():
         if adaptive:
-            expected, norms = gradclip.adaptive_grad_clip(grads, weights, 0.3, ord=ord)
-            found = gradclip.adaptive_grad_clip_(holders, 0.3, ord=ord, weights=[*weights, None])
+            expected, norms = gradclip.adaptive_grad_clip(grads, weights, clipping=0.3, ord=ord)
+            found = gradclip.adaptive_grad_clip_(holders, 0.3, ord=ord, params=[*weights, None])
         else:
             expected, norms = gradclip.clip_by_unit_norm(grads, 0.7, ord=ord)
-            found = gradclip.clip_grad_unit_norm_(holders, 0.7, ord)
+            found = gradclip.clip_grad_unit_norm_(holders, 0.7, ord=ord)
     assert found[-1] is None
     assert same(framework, found[:-1], norms)
     assert same(framework, [holder.grad for holder in holders[:-1]], expected)
@@ -54,7 +54,9 @@ def test_parameters_of_a_module():
     model(torch.randn(5, 2, 4, 4)).square().sum().backward()
     parameters = dict(model.named_parameters())
     weights = {name: p.detach().clone() for name, p in parameters.items()}
-    expected, norms = gradclip.adaptive_grad_clip({n: p.grad.clone() for n, p in parameters.items()}, weights, 0.05)
+    expected, norms = gradclip.adaptive_grad_clip(
+        {n: p.grad.clone() for n, p in parameters.items()}, weights, clipping=0.05
+    )
     version = model[0].weight.grad._version
     found = gradclip.adaptive_grad_clip_(model.named_parameters(), 0.05)
     assert model[0].weight.grad._version > version
@@ -93,11 +95,11 @@ def test_a_shared_gradient_is_clipped_for_each_parameter():
     assert [h.grad.round(6).tolist() for h in holders] == [[[1.5, 2.0]], [[0.6, 0.8]]]
     assert holders[0].grad is shared
     holders[1].grad = shared
-    gradclip.adaptive_grad_clip_([*holders, holders[0]], weights=[weight, 2.0 * weight, weight])
+    gradclip.adaptive_grad_clip_([*holders, holders[0]], params=[weight, 2.0 * weight, weight])
     lengths = [np.linalg.norm(h.grad) for h in holders]
     np.testing.assert_allclose(lengths, [0.01 * 2**0.5, 0.02 * 2**0.5], rtol=1e-12)
     with pytest.raises(ValueError, match="listed twice, with two different weights"):
-        gradclip.adaptive_grad_clip_([holders[0]] * 2, weights=[weight, weight + 1.0])
+        gradclip.adaptive_grad_clip_([holders[0]] * 2, params=[weight, weight + 1.0])
     views = {"a": shared, "b": shared.T}
     with pytest.raises(ValueError, match="share memory"):
         gradclip.clip_grad_unit_norm_(views, 1.0)
@@ -138,26 +140,26 @@ def test_policies_are_those_of_a_unit(framework, policy, expected):
             TypeError,
             r"parameters\[0\] is of type SimpleNamespace, not an array",
         ),
-        (lambda p: gradclip.adaptive_grad_clip_(p, -1.0, weights=[1, 2]), ValueError, "clipping must not be negative"),
+        (lambda p: gradclip.adaptive_grad_clip_(p, -1.0, params=[1, 2]), ValueError, "clipping must not be negative"),
         (
-            lambda p: gradclip.adaptive_grad_clip_(p, weights=[1.0]),
+            lambda p: gradclip.adaptive_grad_clip_(p, params=[1.0]),
             ValueError,
             "one array for each of the 2 parameters",
         ),
-        (lambda p: gradclip.adaptive_grad_clip_(p, weights=1.0), ValueError, "one array for each of the 2 parameters"),
-        (lambda p: gradclip.adaptive_grad_clip_(p, weights=[torch.ones(2)] * 2), ValueError, "the same shape"),
+        (lambda p: gradclip.adaptive_grad_clip_(p, params=1.0), ValueError, "one array for each of the 2 parameters"),
+        (lambda p: gradclip.adaptive_grad_clip_(p, params=[torch.ones(2)] * 2), ValueError, "the same shape"),
         (
-            lambda p: gradclip.adaptive_grad_clip_(p, weights=[np.ones((2, 2))] * 2),
+            lambda p: gradclip.adaptive_grad_clip_(p, params=[np.ones((2, 2))] * 2),
             TypeError,
             "arrays of one framework",
         ),
         (
-            lambda p: gradclip.adaptive_grad_clip_(p, weights=["x"] * 2),
+            lambda p: gradclip.adaptive_grad_clip_(p, params=["x"] * 2),
             TypeError,
             "got 'x' of type str at the parameter",
         ),
-        (lambda p: gradclip.adaptive_grad_clip_({"w": np.ones(2)}), TypeError, "Pass the parameters as weights="),
-        (lambda p: gradclip.adaptive_grad_clip_({"w": np.ones(2)}, weights=[1.0]), ValueError, "same structure"),
+        (lambda p: gradclip.adaptive_grad_clip_({"w": np.ones(2)}), TypeError, "Pass the parameters as params="),
+        (lambda p: gradclip.adaptive_grad_clip_({"w": np.ones(2)}, params=[1.0]), ValueError, "same structure"),
     ],
 )
 def test_errors_change_nothing(call, error, message):
@@ -183,5 +185,5 @@ def test_gradients_that_cannot_be_written_are_replaced():
     assert holders[0].grad.round(6).tolist() == [[1.5, 2.0], [0.0, 0.0]]
     assert read_only.tolist() == [[3.0, 4.0], [0.0, 0.0]]
     holder = SimpleNamespace(grad=jnp.ones((2, 2)))
-    gradclip.adaptive_grad_clip_(holder, 0.5, weights=[np.ones((2, 2))])
+    gradclip.adaptive_grad_clip_(holder, 0.5, params=[np.ones((2, 2))])
     assert np.allclose(holder.grad, 0.5, rtol=1e-6)

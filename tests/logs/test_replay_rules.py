@@ -29,7 +29,7 @@ from gradclip._src.logs.replay import ThresholdRule
             ThresholdRule("skip:skip_above=9,window=32", None, QuantileRule(window=32), 9.0),
         ),
         ("autoclip", ThresholdRule("autoclip", None, QuantileRule(factor=1.0, quantile=0.9, window=1000))),
-        ("autoclip:quantile=0.5", ThresholdRule("autoclip:quantile=0.5", None, QuantileRule(1.0, 0.5, 1000))),
+        ("autoclip:quantile=0.5", ThresholdRule("autoclip:quantile=0.5", None, QuantileRule(1.0, 0.5, window=1000))),
     ],
 )
 def test_rules_as_users_write_them(text, rule):

@@ -109,7 +109,7 @@ def test_values_that_jit_returns():
 
     monitor = gradclip.Monitor()
     _, norm, layers = step({"w": jnp.array([3.0, 4.0]), "b": jnp.array([12.0])})
-    monitor.record(norm, 1.0, layers)
+    monitor.record(norm, 1.0, layer_norms=layers)
     assert monitor.last.norm == 13.0
     assert monitor.top_layers == {"b": 12.0, "w": 5.0}
 
@@ -117,7 +117,7 @@ def test_values_that_jit_returns():
 def test_the_top_layers_are_those_with_the_largest_medians():
     monitor = gradclip.Monitor(top=2)
     for a, b, c in ((1.0, 9.0, 2.0), (1.0, 0.1, 2.0), (1.0, 0.1, 2.0)):
-        monitor.record(10.0, 1.0, {"a": a, "b": b, "c": c})
+        monitor.record(10.0, 1.0, layer_norms={"a": a, "b": b, "c": c})
     assert monitor.top_layers == {"c": 2.0, "a": 1.0}
     assert monitor.layers.norms.shape == (3, 3)
 

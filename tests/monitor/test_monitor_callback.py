@@ -13,7 +13,7 @@ import gradclip
 def test_the_callback_gets_plain_floats_in_order_once_values_are_fetched():
     told = []
     monitor = gradclip.Monitor(fetch_every=2, top=1, callback=lambda step, numbers: told.append((step, numbers)))
-    monitor.record(torch.tensor(5.0), 1.0, {"a": torch.tensor(3.0), "b": torch.tensor(4.0)})
+    monitor.record(torch.tensor(5.0), 1.0, layer_norms={"a": torch.tensor(3.0), "b": torch.tensor(4.0)})
     assert told == []
     monitor.record(jnp.float32(0.5), np.float32(1.0))
     assert [step for step, _ in told] == [1, 2]

@@ -14,7 +14,7 @@ def some():
     monitor = gradclip.Monitor(capacity=3)
     monitor.record(2.0, 1.0)
     monitor.record(np.array([0.5, math.nan, 3.0]), np.array([1.0, 1.0, math.inf]), nonfinite="skip")
-    monitor.record(torch.tensor(7.0), 5.0, {"a": torch.tensor(1.5)}, loss=torch.tensor(0.75))
+    monitor.record(torch.tensor(7.0), 5.0, layer_norms={"a": torch.tensor(1.5)}, loss=torch.tensor(0.75))
     return monitor
 
 

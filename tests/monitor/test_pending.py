@@ -141,7 +141,7 @@ def test_a_factor_that_no_call_takes(factor):
 @pytest.mark.parametrize("names", ["ab", [1, 2], 3, [None]])
 def test_names_are_strings(names):
     with pytest.raises(TypeError, match="names must be the names of the layers, a list of strings"):
-        gradclip.Monitor().record(5.0, 1.0, np.ones(2), names=names)
+        gradclip.Monitor().record(5.0, 1.0, layer_norms=np.ones(2), names=names)
     with pytest.raises(TypeError, match="names are those of a vector of layer_norms"):
         gradclip.Monitor().record(5.0, 1.0, names=["a"])
 

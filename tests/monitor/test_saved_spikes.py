@@ -80,7 +80,9 @@ def test_a_state_that_was_saved_before_there_were_spikes_finds_those_of_its_step
 
 def test_lines_find_the_spikes_of_their_steps_again(tmp_path):
     monitor = gradclip.Monitor()
-    monitor.record(np.array([1.0] * 9 + [50.0]), 1.0, {"a": np.array([1.0] * 9 + [50.0])}, context=range(10))
+    monitor.record(
+        np.array([1.0] * 9 + [50.0]), 1.0, layer_norms={"a": np.array([1.0] * 9 + [50.0])}, context=range(10)
+    )
     monitor.save(tmp_path / "steps")
     (spike,) = gradclip.Monitor.load(tmp_path / "steps").spikes
     assert (spike.step, spike.layers[0].times, spike.context, monitor.spikes[0].context) == (10, 50.0, None, 9)

@@ -137,7 +137,7 @@ def test_what_a_scan_returns():
     scales = jnp.ones(20).at[15].set(100.0)
     _, (norms, layers) = jax.jit(lambda: jax.lax.scan(step, 0.0, scales))()
     monitor = gradclip.Monitor()
-    monitor.record(norms, 1.0, layers, loss=2 * scales, context=[f"batch {i}" for i in range(20)])
+    monitor.record(norms, 1.0, layer_norms=layers, loss=2 * scales, context=[f"batch {i}" for i in range(20)])
     (spike,) = monitor.spikes
     assert (spike.step, spike.layers[0].name, spike.loss, spike.context) == (16, "w", 200.0, "batch 15")
     assert spike.layers[0].times == pytest.approx(100.0)

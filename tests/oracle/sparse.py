@@ -32,7 +32,7 @@ def sparse_gradients(given):
         "clip_by_global_norm": lambda tree: gradclip.clip_by_global_norm(tree, max_norm, **given.options()),
         "clip_by_layer_norm": lambda tree: gradclip.clip_by_layer_norm(tree, max_norm, **given.options()),
         "clip_by_value": lambda tree: gradclip.clip_by_value(tree, max_norm),
-        "norm_at_most": lambda tree: gradclip.norm_at_most(tree, max_norm, given.case.ord),
+        "norm_at_most": lambda tree: gradclip.norm_at_most(tree, max_norm, ord=given.case.ord),
         "clip_by_unit_norm": lambda tree: gradclip.clip_by_unit_norm(tree, max_norm, **given.options()),
     }
     name = drawing.one_of(given.rng, list(calls))

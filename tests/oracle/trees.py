@@ -60,7 +60,9 @@ def adaptive_grad_clip(given):
     ]
     params = drawing.in_container(weights, given.container)
     options = {"unit_axis": axis, **given.options()}
-    run = given.engine.over(lambda tree, params: gradclip.adaptive_grad_clip(tree, params, clipping, eps, **options))
+    run = given.engine.over(
+        lambda tree, params: gradclip.adaptive_grad_clip(tree, params, clipping=clipping, eps=eps, **options)
+    )
     return [run(tree, params) for tree in given.trees]
 
 
@@ -72,7 +74,7 @@ def layer_norms(tree, given):
 
 
 def norm_at_most(tree, max_norm, given):
-    return gradclip.norm_at_most(tree, max_norm, given.case.ord)
+    return gradclip.norm_at_most(tree, max_norm, ord=given.case.ord)
 
 
 def partial_norm(given):
@@ -156,7 +158,7 @@ def adaptive_grad_clip_(given):
     weights = None
     if given.rng.randint(2) or not given.case.framework.startswith("torch"):
         weights = weights_beside(given, parameters)
-    options = {"weights": weights, "unit_axis": unit_axis(given), **given.options()}
+    options = {"params": weights, "unit_axis": unit_axis(given), **given.options()}
     return gradclip.adaptive_grad_clip_(parameters, clipping, **options)
 
 

@@ -50,7 +50,7 @@ def test_within_four_units_in_the_last_place(dtype, seed):
     made = parameters(getattr(torch, dtype), seed)
     wider, own = as_timm_does(made, torch.float64), as_timm_does(made, torch.float32)
     before = [p.grad.clone() for p in made]
-    functional, _ = gradclip.adaptive_grad_clip(before, [p.detach() for p in made], 0.1)
+    functional, _ = gradclip.adaptive_grad_clip(before, [p.detach() for p in made], clipping=0.1)
     gradclip.adaptive_grad_clip_(made, 0.1)
     for p, new, exact, peer in zip(made, functional, wider, own, strict=True):
         assert torch.equal(p.grad, new)

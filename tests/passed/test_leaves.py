@@ -31,7 +31,7 @@ CALLS = {
     "clip_by_unit_norm": lambda t: gradclip.clip_by_unit_norm(t, 0.7),
     "clip_by_unit_norm, some thresholds": lambda t: gradclip.clip_by_unit_norm(t, LAYERS),
     "clip_by_value": lambda t: gradclip.clip_by_value(t, 0.75),
-    "adaptive_grad_clip": lambda t: gradclip.adaptive_grad_clip(t, t, 0.1),
+    "adaptive_grad_clip": lambda t: gradclip.adaptive_grad_clip(t, t, clipping=0.1),
 }
 
 
@@ -117,7 +117,7 @@ IN_PLACE = {
     "clip_grad_unit_norm_": lambda t: gradclip.clip_grad_unit_norm_(t, 0.7),
     "clip_grad_unit_norm_, some thresholds": lambda t: gradclip.clip_grad_unit_norm_(t, LAYERS),
     "clip_grad_value_": lambda t: gradclip.clip_grad_value_(t, 0.75),
-    "adaptive_grad_clip_": lambda t: gradclip.adaptive_grad_clip_(t, 0.1, weights=t),
+    "adaptive_grad_clip_": lambda t: gradclip.adaptive_grad_clip_(t, 0.1, params=t),
     "grad_norm": gradclip.grad_norm,
 }
 
@@ -156,7 +156,7 @@ def test_thresholds_of_integers_are_not_needed_and_not_in_the_way():
 
 def test_parameters_of_integers_beside_gradients():
     grads, params = {"w": np.array([3.0, 4.0]), "n": np.array([100])}, {"w": np.array([1.0, 0.0])}
-    clipped, norms = gradclip.adaptive_grad_clip(grads, params, 0.5)
+    clipped, norms = gradclip.adaptive_grad_clip(grads, params, clipping=0.5)
     assert (clipped["w"].tolist(), clipped["n"].tolist(), float(norms["n"])) == (pytest.approx([0.3, 0.4]), [100], 0.0)
     with pytest.raises(TypeError, match=r"the parameter of \['w'\] holds integers, but its gradient does not"):
         gradclip.adaptive_grad_clip(grads, {"w": np.array([1, 0]), "n": 3})

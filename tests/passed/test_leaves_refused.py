@@ -41,8 +41,8 @@ CALLS = {
 }
 IN_PLACE = {
     "clip_grad_unit_norm_": lambda tree, _: gradclip.clip_grad_unit_norm_(tree, 1.0),
-    "adaptive_grad_clip_": lambda tree, fine: gradclip.adaptive_grad_clip_(tree, weights=fine),
-    "adaptive_grad_clip_, the weights": lambda tree, fine: gradclip.adaptive_grad_clip_(fine, weights=tree),
+    "adaptive_grad_clip_": lambda tree, fine: gradclip.adaptive_grad_clip_(tree, params=fine),
+    "adaptive_grad_clip_, the weights": lambda tree, fine: gradclip.adaptive_grad_clip_(fine, params=tree),
 }
 
 
@@ -77,7 +77,7 @@ def test_the_parameter_of_a_refused_dtype_is_named():
         parameter.grad = torch.ones(2, 2)
     weights = [torch.ones(2, 2), torch.ones(2, 2).to(torch.float8_e4m3fn)]
     with pytest.raises(TypeError, match=r"^the parameter of parameters\[1\]\.grad has dtype float8_e4m3fn"):
-        gradclip.adaptive_grad_clip_(parameters, weights=weights)
+        gradclip.adaptive_grad_clip_(parameters, params=weights)
     assert all(bool((parameter.grad == 1).all()) for parameter in parameters)
 
 

@@ -21,7 +21,7 @@ CALLS = {
     "clip_by_layer_norm": lambda t, **k: gradclip.clip_by_layer_norm(t, 0.7, ord=1, **k),
     "clip_by_unit_norm": lambda t, **k: gradclip.clip_by_unit_norm(t, 0.7, **k),
     "clip_by_value": lambda t, **k: gradclip.clip_by_value(t, 0.75, **k),
-    "adaptive_grad_clip": lambda t, **k: gradclip.adaptive_grad_clip(t, t, 0.1, **k),
+    "adaptive_grad_clip": lambda t, **k: gradclip.adaptive_grad_clip(t, t, clipping=0.1, **k),
 }
 
 

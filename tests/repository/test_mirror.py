@@ -31,6 +31,7 @@ TESTED_ELSEWHERE = {
 }
 # Tests of programs beside the library, and of what pages and examples do.
 OF_PROGRAMS = {
+    "arguments",
     "counts_kernels",
     "docs",
     "examples",

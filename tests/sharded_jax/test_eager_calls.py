@@ -32,7 +32,7 @@ CALLS = {
     "norms": lambda t: gradclip.layer_norms(t, 1),
     "value": lambda t: gradclip.clip_by_value(t, 0.5),
     "unit": lambda t: gradclip.clip_by_unit_norm(t, 0.5),
-    "agc": lambda t: gradclip.adaptive_grad_clip(t, t, 0.1),
+    "agc": lambda t: gradclip.adaptive_grad_clip(t, t, clipping=0.1),
     "parts": lambda t: gradclip.partial_norm(t).clip(t, 0.5),
     "examples": lambda t: gradclip.per_example_clip(t, 0.5, per_layer=True),
     "loop": lambda t: LOOP(jnp.ones(4), t["rows"]),

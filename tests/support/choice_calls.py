@@ -22,7 +22,7 @@ CALLS = {
 EACH = {
     "clip_grad_layer_norm_": lambda p, **k: gradclip.clip_grad_layer_norm_(p, 0.7, **k),
     "clip_grad_unit_norm_": lambda p, **k: gradclip.clip_grad_unit_norm_(p, 0.7, **k),
-    "adaptive_grad_clip_": lambda p, **k: gradclip.adaptive_grad_clip_(p, 0.1, weights=weights(p), **k),
+    "adaptive_grad_clip_": lambda p, **k: gradclip.adaptive_grad_clip_(p, 0.1, params=weights(p), **k),
 }
 GRADS = {
     "body.w": [[3.0, -0.5], [-4.0, 1.5]],
@@ -62,6 +62,6 @@ TREES = {
     "clip_grad_value_": lambda t, **k: gradclip.clip_grad_value_(t, 0.75, **k),
     "clip_grad_layer_norm_": lambda t, **k: gradclip.clip_grad_layer_norm_(t, 0.7, **k),
     "clip_grad_unit_norm_": lambda t, **k: gradclip.clip_grad_unit_norm_(t, 0.7, **k),
-    "adaptive_grad_clip_": lambda t, **k: gradclip.adaptive_grad_clip_(t, 0.1, weights=t, **k),
+    "adaptive_grad_clip_": lambda t, **k: gradclip.adaptive_grad_clip_(t, 0.1, params=t, **k),
     "grad_norm": gradclip.grad_norm,
 }

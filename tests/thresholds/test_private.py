@@ -20,7 +20,7 @@ AS_NUMBER = {"numpy": np.float32, "torch": torch.tensor, "jax": jnp.float32, "te
 
 @pytest.mark.parametrize("name", LIKE)
 def test_a_step_is_the_published_one(name):
-    rule = PrivateQuantile(target=0.7, learning_rate=0.3, initial=2.0)
+    rule = PrivateQuantile(quantile=0.7, learning_rate=0.3, initial=2.0)
     state, expected = rule.init(LIKE[name]), 2.0
     for noised in (0.1, 0.9, -0.2, 1.4, 0.7):
         state = rule.observe_fraction(state, AS_NUMBER[name](noised))
@@ -137,7 +137,7 @@ def test_noises_are_positive(noises):
 @pytest.mark.parametrize(
     ("settings", "kind", "words"),
     [
-        ({"target": 1.1}, ValueError, "target must be"),
+        ({"quantile": 1.1}, ValueError, "quantile must be"),
         ({"learning_rate": 0}, ValueError, "learning_rate must be above"),
         ({"initial": "1"}, TypeError, "initial must be a number"),
         ({"upper": math.inf}, ValueError, "upper must be"),

@@ -27,7 +27,7 @@ def test_a_norm_within_rounding_of_its_bound_is_decided_soon(power, spread):
         judged, taken = timed(lambda update=update: check_update({"w": update}, 1.0, ord=power))
         assert (judged.ok, judged.norm) == (fine, 1.0)
         assert (judged.excess > 0) != fine
-        decided, taken_too = timed(lambda update=update: norm_at_most(update, 1.0, power))
+        decided, taken_too = timed(lambda update=update: norm_at_most(update, 1.0, ord=power))
         assert decided == fine
         assert taken + taken_too < ENOUGH
 

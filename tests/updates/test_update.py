@@ -29,7 +29,7 @@ def update(**changes):
 
 
 def test_an_honest_update_is_accepted():
-    found = check_update(update(), 5.0, LIKE)
+    found = check_update(update(), 5.0, like=LIKE)
     assert found
     assert found == UpdateCheck(
         True,
@@ -71,7 +71,7 @@ def test_one_too_large_by_rounding_only_is_refused(framework):
     ],
 )
 def test_what_is_wrong_is_told(changes, reason):
-    found = check_update(update(**changes), 5.0, LIKE)
+    found = check_update(update(**changes), 5.0, like=LIKE)
     assert not found.ok
     assert found.reason.startswith(reason)
     assert found.reason.endswith(".")
@@ -112,7 +112,7 @@ def test_what_is_wrong_is_told(changes, reason):
 )
 @pytest.mark.parametrize("like", [None, LIKE])
 def test_hostile_updates_are_refused_without_an_error(hostile, like):
-    found = check_update(hostile, 5.0, like)
+    found = check_update(hostile, 5.0, like=like)
     assert found.ok is False
     assert found.reason.isprintable()
     assert found.reason.endswith(".")
@@ -126,8 +126,8 @@ def test_random_changes_of_an_honest_update_are_refused():
         honest = {name: rng.normal(size=tuple(rng.integers(1, 4, size=2))).astype(np.float32) for name in names}
         like = {name: np.zeros_like(honest[name]) for name in map(str, rng.permutation(names))}
         norm = math.sqrt(math.fsum(float(v) ** 2 for x in honest.values() for v in x.flat))
-        assert check_update(honest, norm * (1 + 1e-9), like)
-        assert not check_update(honest, norm * (1 - 1e-9), like)
+        assert check_update(honest, norm * (1 + 1e-9), like=like)
+        assert not check_update(honest, norm * (1 - 1e-9), like=like)
         name, changed = str(rng.choice(names)), dict(honest)
         match rng.integers(4):
             case 0:
@@ -138,7 +138,7 @@ def test_random_changes_of_an_honest_update_are_refused():
                 changed[name] = honest[name][None]
             case _:
                 changed[f"{name}x"] = changed.pop(name)
-        found = check_update(changed, 2 * norm, like)
+        found = check_update(changed, 2 * norm, like=like)
         assert not found
         assert name in found.reason
 
@@ -153,8 +153,8 @@ def test_frameworks_compare_by_the_names_of_dtypes():
     ]
     for like in likes:
         for sent in (ours, {"w": torch.tensor([3.0, 4.0]), "n": torch.tensor([1])}):
-            assert check_update(sent, 5, like), (sent, like)
-        assert not check_update(ours | {"w": torch.ones(2, dtype=torch.bfloat16)}, 5, like)
+            assert check_update(sent, 5, like=like), (sent, like)
+        assert not check_update(ours | {"w": torch.ones(2, dtype=torch.bfloat16)}, 5, like=like)
 
 
 def test_what_libraries_write_and_read(tmp_path):
@@ -226,7 +226,7 @@ def test_what_gradclip_clipped_passes():
     for dtype in (np.float16, np.float32, np.float64):
         for _ in range(50):
             tree = {"w": rng.normal(size=7).astype(dtype)}
-            assert check_update(gradclip.clip_by_global_norm(tree, 0.7)[0], 0.7, tree)
+            assert check_update(gradclip.clip_by_global_norm(tree, 0.7)[0], 0.7, like=tree)
 
 
 @pytest.mark.parametrize(
@@ -245,15 +245,15 @@ def test_what_gradclip_clipped_passes():
             r"an iterator of type generator, which can be read only once\. Pass dict\(\.\.\.\) of names and arrays",
         ),
         (lambda: check_update(torch.nn.Linear(1, 1), 1), TypeError, r"a model of type Linear\. Pass model\.state_dict"),
-        (lambda: check_update(np.ones(1), 1, "a.npz"), TypeError, "like must be a tree of arrays, got 'a.npz'"),
+        (lambda: check_update(np.ones(1), 1, like="a.npz"), TypeError, "like must be a tree of arrays, got 'a.npz'"),
         (
-            lambda: check_update(np.ones(1), 1, [object()]),
+            lambda: check_update(np.ones(1), 1, like=[object()]),
             TypeError,
             r"nothing but arrays, but \[0\] is of type object",
         ),
-        (lambda: check_update(np.ones(1), 1, {}), ValueError, "like holds no arrays"),
-        (lambda: check_update(np.ones(1), 1, {1: jnp.ones(1), "a": jnp.ones(1)}), TypeError, "which failed"),
-        (lambda: check_update(np.ones(1), 1, tf.TensorSpec((None,))), TypeError, "a known shape"),
+        (lambda: check_update(np.ones(1), 1, like={}), ValueError, "like holds no arrays"),
+        (lambda: check_update(np.ones(1), 1, like={1: jnp.ones(1), "a": jnp.ones(1)}), TypeError, "which failed"),
+        (lambda: check_update(np.ones(1), 1, like=tf.TensorSpec((None,))), TypeError, "a known shape"),
         (lambda: check_update(np.ones(1), -1), ValueError, "must not be negative or NaN"),
         (lambda: check_update(np.ones(1), math.nan), ValueError, "must not be negative or NaN"),
         (lambda: check_update(np.ones(1), "1"), TypeError, "max_norm must be a real number"),

@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set, Sized
 from os import PathLike
 
 _INTEGRATIONS = ["brainstate", "declearn", "jax_privacy", "keras", "lucid", "optax", "tensorflow", "torch"]
@@ -14,7 +14,7 @@ _FOLLOWS = (
     "For a threshold that follows the norms, pass max_norm=gradclip.AdaptiveThreshold() to gradclip.clip_grad_norm_"
 )
 _AT_QUANTILE = "For a threshold at a quantile of the last norms, pass \
-max_norm=gradclip.AdaptiveThreshold(gradclip.QuantileRule(1, 0.9, 1_000)) to gradclip.clip_grad_norm_"
+max_norm=gradclip.AdaptiveThreshold(gradclip.QuantileRule(1, 0.9, window=1_000)) to gradclip.clip_grad_norm_"
 _NOISE = "Use clipped_grad(...).sensitivity().noise_std(noise_multiplier), or the same of \
 gradclip.clipped_sum_sensitivity(max_norm, batch_size=...)"
 _PRIVATE = "Use gradclip.clipped_grad(loss, max_norm), or gradclip.per_example_clip for gradients you already have"
@@ -62,11 +62,11 @@ gradclip.clip_by_global_norm(tree, max_norm) for the global norm",
 }
 
 _ORDER = ("ord",)
-_THRESHOLD = ("max_norm", "max_value", "clip_value", "clipping")
+_THRESHOLD = ("max_norm", "clip_value", "clipping")
 _LEAVE_OUT = "Leave it out"
 _NOISE_AFTER = "Noise is added to the sum, by gradclip.add_noise(summed, clipped.sensitivity(), noise_multiplier)"
 _OF_RULE = ("rule=gradclip.QuantileRule(...)",)
-# What replaces a keyword: the first of these that the function has, written as in a call.
+# What replaces a word of another library or call: the first of these that the function has, written as in a call.
 _KEYWORDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("norm_type", "p", "order", "norm"), _ORDER),
     **dict.fromkeys(("clip_norm", "max_grad_norm", "l2_clip_norm", "l2_norm_clip", "threshold"), _THRESHOLD),
@@ -75,8 +75,13 @@ _KEYWORDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("clipnorm", "global_clipnorm", "clipvalue"), _THRESHOLD),
     **dict.fromkeys(("error_if_nonfinite", "raise_if_nonfinite"), ('nonfinite="raise"',)),
     **dict.fromkeys(("axis", "axes", "dim"), ("unit_axis",)),
-    **dict.fromkeys(("grads", "gradients", "updates", "tensors", "t_list"), ("tree", "grads")),
-    "params": ("parameters",),
+    **dict.fromkeys(("grads", "gradients", "updates", "tensors", "t_list"), ("tree", "grads", "parameters")),
+    "tree": ("parameters", "grads"),
+    **dict.fromkeys(("params", "model"), ("parameters",)),
+    **dict.fromkeys(("weights", "parameters"), ("params", "tree")),
+    **dict.fromkeys(("function", "loss", "loss_fn"), ("fun",)),
+    **dict.fromkeys(("rates", "lrs"), ("learning_rates",)),
+    **dict.fromkeys(("target", "target_unclipped_quantile"), ("quantile",)),
     "ord": ("norm_type",),
     **dict.fromkeys(("foreach", "eps"), (_LEAVE_OUT,)),
     **dict.fromkeys(("noise_multiplier", "noise_std", "stddev"), (_NOISE_AFTER,)),
@@ -87,6 +92,19 @@ _KEYWORDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("factor", "quantile", "window", "initial", "lower", "upper"), _OF_RULE),
 }
 
+_TREES = ("clip_by_global_norm", "clip_by_layer_norm", "clip_by_unit_norm", "adaptive_grad_clip", "per_example_clip")
+_IN_PLACE = ("clip_grad_norm_", "clip_grad_layer_norm_", "clip_grad_unit_norm_", "adaptive_grad_clip_", "grad_norm")
+_PROCESSES = "Pass distributed tensors as they are, or in JAX the name of the mesh axis as axis_name="
+# What to do without one of gradclip's own words, in the functions that lack it.
+_WITHOUT: dict[str, tuple[tuple[str, ...], str]] = {
+    "monitor": (_TREES, "Record what it returns: monitor.record(norm, max_norm)"),
+    **dict.fromkeys(("process_group", "mesh"), (_TREES, _PROCESSES)),
+    "axis_name": (_IN_PLACE, "Name the processes of PyTorch as process_group= or mesh="),
+    "nonfinite": (("clip_by_value", "clip_grad_value_"), "NaN stays NaN, and infinities are clamped"),
+    "skip_above": (_IN_PLACE, "Pass max_norm=gradclip.AdaptiveThreshold(skip_above=...) to gradclip.clip_grad_norm_"),
+    "mask": (_TREES[:-1], "To choose leaves, pass where=. To leave examples out, call gradclip.per_example_clip"),
+}
+
 
 def advice_on_name(name: str) -> str:
     """Return what to use instead of a name that gradclip lacks, as a sentence; empty if the name is unknown."""
@@ -94,19 +112,25 @@ def advice_on_name(name: str) -> str:
     return f"{advice}." if advice else ""
 
 
-def raise_advice(function: Callable[..., object], keywords: Iterable[str]) -> None:
+def raise_advice(function: Callable[..., object], arguments: Sized, keywords: Iterable[str]) -> None:
     """Raise a TypeError with advice for the first keyword that `function` lacks and that other functions have.
 
-    Call this after `function` has raised a TypeError. With an unknown keyword the function never started, so this hides
-    no other error.
+    Likewise if `arguments` are more than it takes by position. Call this after `function` has raised a TypeError. With
+    such a call it never started, so this hides no other error.
     """
     taken = inspect.signature(function).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
-        return
-    for keyword in keywords:
-        name = getattr(function, "__qualname__", "the function").rpartition("<locals>.")[2]
+    kinds = {parameter.kind for parameter in taken.values()}
+    name = getattr(function, "__qualname__", "the function").rpartition("<locals>.")[2]
+    for keyword in () if inspect.Parameter.VAR_KEYWORD in kinds else keywords:
         if keyword not in taken and (advice := _in_place_of(keyword, taken) or _own(name, keyword)):
             raise TypeError(f"{name}() got an unexpected keyword argument {keyword!r}. {advice}.") from None
+    named = [f"{one.name}=" for one in taken.values() if one.kind is one.KEYWORD_ONLY]
+    most = len(taken) - len(named)
+    if named and len(arguments) > most and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        raise TypeError(
+            f"{name}() takes {most} positional arguments but {len(arguments)} were given. Pass the others by name: "
+            f"{', '.join(named)}."
+        ) from None
 
 
 OF_MLX = "MLX is not supported: pass numpy.array(x) to gradclip.clip_by_global_norm, and its results to mlx.core.array."
@@ -148,8 +172,26 @@ def _in_place_of(keyword: str, taken: Iterable[str]) -> str:
 
 
 def _own(name: str, keyword: str) -> str:
-    """Return advice if a function of an integration lacks the keyword, but gradclip's of the same name has it."""
-    ours = getattr(sys.modules["gradclip"], name, None)
-    if ours is None or keyword not in inspect.signature(ours).parameters:
-        return ""
-    return f"Call gradclip.{name} instead, which takes it"
+    """Return advice if a function lacks the keyword, but gradclip's of the same name has it, or others of gradclip."""
+    takers = _takers(keyword)
+    if name in takers:
+        return f"Call gradclip.{name} instead, which takes it"
+    lacking, instead = _WITHOUT.get(keyword, ((), ""))
+    if name in lacking:
+        return instead
+    more = f" and {len(takers) - 3} more" if len(takers) > 3 else ""
+    told = ", ".join(f"gradclip.{one}" for one in takers[:3])
+    return f"Leave it out: it is an argument of {told}{more}" if takers else ""
+
+
+def _takers(keyword: str) -> list[str]:
+    """Return the public functions and classes that take a keyword."""
+    gradclip = sys.modules["gradclip"]
+    each = {name: getattr(gradclip, name) for name in gradclip.__all__}
+    # Of a class, its own arguments: a tuple or an error has none that users pass.
+    calls = {
+        name: one
+        for name, one in each.items()
+        if inspect.isfunction(one.__init__ if isinstance(one, type) else one)  # type: ignore[misc]
+    }
+    return [name for name, one in calls.items() if keyword in inspect.signature(one).parameters]

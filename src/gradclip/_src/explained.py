@@ -14,7 +14,7 @@ from gradclip._src.monitor.records import rounded
 from gradclip._src.private.functions.transforms import clipped_grad
 from gradclip._src.private.sums.call_arguments import shapes_of_batch
 from gradclip._src.tree import dotted, flatten
-from gradclip._src.words import listed
+from gradclip._src.words import listed, with_advice
 from gradclip.typing import Mask, Method
 
 _SHOWN = 5  # examples
@@ -87,11 +87,12 @@ class SpikeExplanation(NamedTuple):
         return "\n".join([heading, *zeros, *(f"  {example}" for example in self.examples[:_SHOWN])])
 
 
+@with_advice
 def explain_spike(
-    loss: Callable[..., Any],
+    fun: Callable[..., Any],
     params: Any,
-    batch: Any,
     *,
+    batch: Any,
     batch_argnums: int | Sequence[int] | None = None,
     has_aux: bool = False,
     keep_batch_dim: bool = True,
@@ -102,19 +103,19 @@ def explain_spike(
 ) -> SpikeExplanation:
     """Return the examples of a batch, ranked by the norms ||g_i|| of their gradients, each with its layers.
 
-    Here g_i is the gradient of `loss` for example i. Call it with the batch of a spike: one bad example stands out.
+    Here g_i is the gradient of `fun` for example i. Call it with the batch of a spike: one bad example stands out.
     `gradclip.clipped_grad` computes the gradients, in JAX, PyTorch and TensorFlow.
 
     Args:
-        loss: a function of the parameters and one example that returns its scalar loss, as in `clipped_grad`: in
+        fun: a loss: a function of the parameters and one example that returns its scalar loss, as in `clipped_grad`: in
             PyTorch it takes a tree of parameters and uses `torch.func.functional_call`.
         params: the parameters, a tree of arrays; in PyTorch `dict(model.named_parameters())`.
         batch: an array, or another tree of arrays, of shape (batch, ...). A tuple or a list stands for several
             arguments: `loss(params, x, y)` takes the batch `(x, y)`.
         batch_argnums: the positions of those arguments that carry the batch, from 1, as in `clipped_grad`; None for
             all. The others go to every example whole.
-        has_aux: `loss` returns `(loss, aux)`.
-        keep_batch_dim: `loss` gets each example with a leading axis of length 1, as in `clipped_grad`.
+        has_aux: `fun` returns `(loss, aux)`.
+        keep_batch_dim: `fun` gets each example with a leading axis of length 1, as in `clipped_grad`.
         microbatch_size: the number of examples in memory at a time, each with a gradient of its own; None for all.
         prng_argnum: the position of a key, as in `clipped_grad`.
         method: "materialize" or "loop", as in `clipped_grad`. Pass "loop" if `torch.func.vmap` fails.
@@ -124,7 +125,7 @@ def explain_spike(
         A `SpikeExplanation`: `examples`, ranked, each with `place`, `norm`, `times` the median, `loss` and `layers`.
 
     Raises:
-        TypeError, ValueError, RuntimeError: as `clipped_grad` and the function that it returns. TypeError: `loss` does
+        TypeError, ValueError, RuntimeError: as `clipped_grad` and the function that it returns. TypeError: `fun` does
         not take as many arguments as the batch has, or the call is traced by JAX.
 
     The parameters do not change. Memory: `microbatch_size` gradients.
@@ -133,7 +134,7 @@ def explain_spike(
     >>> def loss(params, x, y):
     ...     return jnp.sum((x @ params["w"] - y) ** 2) / 2
     >>> x = jnp.array([[3.0, 4.0], [0.6, 0.8], [30.0, 40.0]])
-    >>> print(explain_spike(loss, {"w": jnp.zeros(2)}, (x, jnp.ones(3))))
+    >>> print(explain_spike(loss, {"w": jnp.zeros(2)}, batch=(x, jnp.ones(3))))
     3 examples, median norm 5
       example 2: norm 50, 10 times the median, 100% of its square from w, loss 0.5
       example 0: norm 5, 1 times the median, 100% of its square from w, loss 0.5
@@ -143,7 +144,7 @@ def explain_spike(
     arguments = tuple(batch) if type(batch) in (tuple, list) else (batch,)
     every = [number for number in range(1, len(arguments) + 1) if number != prng_argnum]
     measured = clipped_grad(
-        loss,
+        fun,
         1.0,
         batch_argnums=every if batch_argnums is None else batch_argnums,
         has_aux=has_aux,
@@ -155,7 +156,7 @@ def explain_spike(
         prng_argnum=prng_argnum,
         method=method,
     )
-    _check_call(loss, params, batch, arguments, measured.batch_argnums)
+    _check_call(fun, params, batch, arguments, measured.batch_argnums)
     _, outputs = measured(params, *arguments, mask=mask)
     flat = flatten(outputs.norms)
     losses, *columns = _on_host([outputs.values, *flat.leaves])
@@ -165,12 +166,12 @@ def explain_spike(
 
 
 def _check_call(
-    loss: Callable[..., Any], params: Any, batch: Any, arguments: Sequence[Any], carriers: Sequence[int]
+    fun: Callable[..., Any], params: Any, batch: Any, arguments: Sequence[Any], carriers: Sequence[int]
 ) -> None:
     """Raise a ValueError if an argument is not a batch of arrays, a TypeError if the loss does not take so many."""
     shapes_of_batch([None, *(arg if place in carriers else None for place, arg in enumerate(arguments, 1))])
     try:
-        inspect.signature(getattr(loss, "forward", loss)).bind(params, *arguments)
+        inspect.signature(getattr(fun, "forward", fun)).bind(params, *arguments)
     except ValueError:
         return  # some functions show no signature
     except TypeError as error:

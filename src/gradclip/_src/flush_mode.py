@@ -63,7 +63,7 @@ def with_subnormals(function: Callable[P, R]) -> Callable[P, R]:
         except TypeError:
             from gradclip._src.advice import raise_advice  # loaded only after an error
 
-            raise_advice(function, kwargs)
+            raise_advice(function, args, kwargs)
             raise
 
     return call

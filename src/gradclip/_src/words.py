@@ -76,10 +76,16 @@ def with_advice(function: Callable[P, R]) -> Callable[P, R]:
         except TypeError:
             from gradclip._src.advice import raise_advice  # loaded only after an error
 
-            raise_advice(function, kwargs)
+            raise_advice(function, args, kwargs)
             raise
 
     return call
+
+
+def advised(made: type[R]) -> type[R]:
+    """Make the error of a class that gets a keyword of another library name its own."""
+    setattr(made, "__init__", with_advice(made.__init__))  # noqa: B010  # mypy refuses the assignment
+    return made
 
 
 def no_attribute(name: str, module: ModuleType) -> AttributeError:

@@ -9,6 +9,7 @@ from typing import Literal, overload
 from gradclip._src.core.norms import Order
 from gradclip._src.functional.clip import clip_by_global_norm
 from gradclip._src.passed.leaves import as_floats
+from gradclip._src.words import with_advice
 from gradclip.integrations import needed_for
 from gradclip.typing import Ord, Tree
 
@@ -31,6 +32,7 @@ def clip_grad_norm(
 ) -> tuple[Tree, jax.Array]: ...
 
 
+@with_advice
 def clip_grad_norm(
     grad: Tree, max_norm: float | jax.Array, norm_type: Ord = 2.0, return_norm: bool = False
 ) -> Tree | tuple[Tree, jax.Array]:

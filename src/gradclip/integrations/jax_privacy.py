@@ -21,6 +21,7 @@ from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.functional.driver import Leaves, clip_groups
 from gradclip._src.passed.arguments import check_flag, check_threshold, is_array, is_single_threshold
 from gradclip._src.passed.leaves import as_floats, counted, split_by
+from gradclip._src.words import with_advice
 from gradclip.integrations import needed_for
 from gradclip.typing import Thresholds, Tree
 
@@ -49,6 +50,7 @@ __all__ = [
 _ZEROES_ELEMENTS = not skips_whole_examples()
 
 
+@with_advice
 def clip_pytree(
     pytree: Tree,
     clip_norm: Thresholds,

@@ -22,7 +22,7 @@ from gradclip._src.private.functions.settings import made_of
 from gradclip._src.private.sums.call_arguments import positions
 from gradclip._src.private.sums.settings import check_name
 from gradclip._src.tree import flatten
-from gradclip._src.words import shown
+from gradclip._src.words import shown, with_advice
 from gradclip.integrations.jax_privacy_values import (
     AuxiliaryOutput,
     BoundedSensitivityCallable,
@@ -131,6 +131,7 @@ def _sums_in(dtype: jax.typing.DTypeLike | None) -> WideDtype | None:
     return "float64" if wide else None
 
 
+@with_advice
 def clipped_fun(
     fun: Callable[..., Any],
     has_aux: bool = False,
@@ -225,6 +226,7 @@ def _check_thresholds(l2_clip_norm: Thresholds) -> None:
         check_threshold(threshold, "l2_clip_norm")
 
 
+@with_advice
 def clipped_grad(
     fun: Callable[..., Any],
     argnums: int | Sequence[int] = 0,

@@ -20,9 +20,11 @@ from gradclip._src.private.functions.clipped import ClippedFunction
 from gradclip._src.private.sums.clip import clip_examples
 from gradclip._src.private.sums.rounding import root_up, rounded_up
 from gradclip._src.private.sums.settings import PerExampleSettings, check_grid
+from gradclip._src.words import with_advice
 from gradclip.typing import Threshold, Thresholds, Tree
 
 
+@with_advice
 def clip_and_round_to_grid(gradient: Tree, l2_clip_norm: Threshold, grid_scale: int) -> tuple[Tree, Any]:
     """Clip the gradient of one example and round it to integers, with an L2 norm of at most `grid_scale`.
 

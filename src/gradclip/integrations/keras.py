@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, get_args
 from gradclip._src.core.nonfinite import OUTSIDE, Nonfinite
 from gradclip._src.functional.clip import clip_by_global_norm, clip_by_layer_norm, clip_by_value, global_norm
 from gradclip._src.passed.arguments import check_threshold
-from gradclip._src.words import shown
+from gradclip._src.words import shown, with_advice
 from gradclip.integrations import needed_for
 from gradclip.typing import Policy, Scalar
 
@@ -39,6 +39,7 @@ _EAGERLY = "Compile the model with run_eagerly=True, or pass nonfinite='drop' an
 OF_KERAS = ("clipnorm", "global_clipnorm", "clipvalue")
 
 
+@with_advice
 def clipped(optimizer: type[Optimizer]) -> Callable[..., Optimizer]:
     """Return a subclass of a Keras optimizer class that clips gradients before each update.
 

@@ -21,11 +21,13 @@ from gradclip._src.inplace import norm as in_place
 from gradclip._src.inplace import norm as inplace
 from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.passed.parameters import checked_list
+from gradclip._src.words import with_advice
 from gradclip.typing import HasGrad, Ord, Parameters, Scalar
 
 __all__ = ["clip_grad_norm", "clip_grad_value", "grad_norm"]
 
 
+@with_advice
 def grad_norm(parameters: Parameters, norm_type: Ord = 2) -> Scalar:
     """Return the global norm of the gradients of `parameters`.
 
@@ -41,6 +43,7 @@ def grad_norm(parameters: Parameters, norm_type: Ord = 2) -> Scalar:
     return _as_lucid(inplace.grad_norm(_Holders(listed).holders, _order(norm_type), integers="raise"), listed)
 
 
+@with_advice
 def clip_grad_norm(parameters: Parameters, max_norm: float, norm_type: Ord = 2, eps: float = 1e-7) -> Scalar:
     """If norm > max_norm, scale the gradients of `parameters` in place by max_norm / (norm + float(eps)).
 
@@ -74,6 +77,7 @@ def clip_grad_norm(parameters: Parameters, max_norm: float, norm_type: Ord = 2, 
     return _as_lucid(norm, listed)
 
 
+@with_advice
 def clip_grad_value(parameters: Parameters, clip_value: float) -> None:
     """Clamp each element of the gradients of `parameters` in place to [-clip_value, clip_value].
 

@@ -19,6 +19,7 @@ from gradclip._src.functional.clip import clip_by_global_norm as clip_tree
 from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.passed.leaves import as_floats, without_integers
 from gradclip._src.private.sums.clip import per_example_clip
+from gradclip._src.words import with_advice
 from gradclip.integrations import needed_for
 from gradclip.typing import Tree
 
@@ -54,6 +55,7 @@ __all__ = [
 ]
 
 
+@with_advice
 def clip_by_global_norm(max_norm: jax.typing.ArrayLike) -> optax.GradientTransformation:
     """Return a transformation that clips the global norm of the updates to `max_norm`.
 
@@ -81,6 +83,7 @@ class NormState(NamedTuple):
     max_norm: jax.Array
 
 
+@with_advice
 def clip_by_global_norm_with_state(max_norm: jax.typing.ArrayLike) -> optax.GradientTransformation:
     """Return the transformation of `clip_by_global_norm`, with the last norm in its state (a `NormState`).
 
@@ -105,6 +108,7 @@ def clip_by_global_norm_with_state(max_norm: jax.typing.ArrayLike) -> optax.Grad
     return optax.GradientTransformation(init, update)
 
 
+@with_advice
 def clip(max_delta: jax.typing.ArrayLike) -> optax.GradientTransformation:
     """Return a transformation that clamps each element of the updates to [-max_delta, max_delta].
 
@@ -114,6 +118,7 @@ def clip(max_delta: jax.typing.ArrayLike) -> optax.GradientTransformation:
     return _stateless(lambda updates: clip_by_value(as_floats(updates), max_delta))
 
 
+@with_advice
 def adaptive_grad_clip(
     clipping: jax.typing.ArrayLike, eps: jax.typing.ArrayLike = 1e-3, axis: int | tuple[int, ...] | None = None
 ) -> optax.GradientTransformation:
@@ -148,6 +153,7 @@ def adaptive_grad_clip(
     return optax.GradientTransformation(lambda _: optax.EmptyState(), update)
 
 
+@with_advice
 def clip_by_block_rms(threshold: jax.typing.ArrayLike) -> optax.GradientTransformation:
     """Return a transformation that clips the root mean square of each leaf to `threshold`.
 
@@ -195,6 +201,7 @@ def _(size: int, primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple
     return product, tangents[0].astype(product.dtype) * math.sqrt(size)
 
 
+@with_advice
 def per_example_global_norm_clip(grads: Tree, l2_norm_clip: jax.typing.ArrayLike) -> tuple[Tree, jax.Array]:
     """Clip each example's gradient by its global norm. Return the sum over examples and the number clipped.
 
@@ -210,6 +217,7 @@ def per_example_global_norm_clip(grads: Tree, l2_norm_clip: jax.typing.ArrayLike
     return summed, info.num_clipped
 
 
+@with_advice
 def per_example_layer_norm_clip(
     grads: Tree, global_l2_norm_clip: jax.typing.ArrayLike, uniform: bool = True
 ) -> tuple[Tree, Tree]:

@@ -17,7 +17,7 @@ from gradclip._src.functional.clip import global_norm
 from gradclip._src.thresholds.below_usual import rule_given
 from gradclip._src.thresholds.following import FollowingRule
 from gradclip._src.thresholds.history import AnyHistory, check_between
-from gradclip._src.words import typed
+from gradclip._src.words import typed, with_advice
 from gradclip.typing import AxisName, Ord, Policy
 
 
@@ -51,6 +51,7 @@ class SkipSpikesState(NamedTuple):
     inner: optax.OptState
 
 
+@with_advice
 def adaptive_clip_by_global_norm(
     rule: FollowingRule | None = None,
     *,
@@ -107,6 +108,7 @@ def adaptive_clip_by_global_norm(
     return optax.GradientTransformation(lambda params: _nothing_observed(rule, params), update)
 
 
+@with_advice
 def skip_spikes(
     tx: optax.GradientTransformation,
     rule: FollowingRule | None = None,

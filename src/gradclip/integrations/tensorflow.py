@@ -28,7 +28,7 @@ from gradclip._src.passed.arguments import check_norm, check_threshold
 from gradclip._src.passed.leaves import prepared, without_integers
 from gradclip._src.passed.unit_axes import scopes_beside
 from gradclip._src.tree import flatten
-from gradclip._src.words import typed
+from gradclip._src.words import typed, with_advice
 from gradclip.integrations import needed_for
 
 with needed_for("tensorflow", "tensorflow"):
@@ -43,6 +43,7 @@ Gradient = Any  # a tensor or `tf.IndexedSlices`; the result has the same type
 _GIVEN = (tf.Tensor, tf.IndexedSlices, tf.SparseTensor, tf.RaggedTensor)
 
 
+@with_advice
 def clip_by_global_norm(
     t_list: Sequence[Gradient | None], clip_norm: float | Dense, use_norm: Dense | None = None, name: str | None = None
 ) -> tuple[list[Gradient | None], Dense]:
@@ -70,6 +71,7 @@ def clip_by_global_norm(
     return _scaled(given, clip_norm, use_norm), tf.convert_to_tensor(use_norm)
 
 
+@with_advice
 def global_norm(t_list: Sequence[Gradient | None], name: str | None = None) -> Dense:
     """Return the L2 norm of all tensors together: a float32 scalar, or float64 if one of the tensors is float64."""
     given = _listed(t_list)
@@ -92,6 +94,7 @@ def clip_by_norm(
     return flat.rebuild(clip_by_scopes(dense, [clip_norm], clipping, scopes)[0])
 
 
+@with_advice
 def clip_by_value(
     t: Gradient, clip_value_min: float | Dense, clip_value_max: float | Dense, name: str | None = None
 ) -> Gradient:
@@ -107,6 +110,7 @@ def clip_by_value(
     return tf.clip_by_value(given, lower, upper)
 
 
+@with_advice
 def clip_by_average_norm(t: Dense, clip_norm: float | Dense, name: str | None = None) -> Dense:
     """Scale a tensor by min(1, clip_norm / (norm / number of elements)), as in `tf.compat.v1`."""
     tensor = without_integers(tf.convert_to_tensor(t))

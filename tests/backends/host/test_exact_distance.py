@@ -16,14 +16,14 @@ def test_distances_are_exact(excess):
         large = np.abs(grads).max(axis=1) > 1e3
         return np.array([np.sum(large) * (1.0 + excess)])
 
-    report = check_sensitivity(function, np.ones((2, 3)), 1.0)
+    report = check_sensitivity(function, np.ones((2, 3)), sensitivity=1.0)
     assert report.worst.distance == (1.0 + excess)
     assert report.holds == (excess == 0)
 
 
 def test_integers_beyond_float64_are_exact():
     function = lambda grads: np.array([2**60 + len(grads)])
-    report = check_sensitivity(function, np.ones((3, 1)), 1.0)
+    report = check_sensitivity(function, np.ones((3, 1)), sensitivity=1.0)
     assert report.worst.distance == 1.0
     assert report.holds
 

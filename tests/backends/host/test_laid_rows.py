@@ -40,7 +40,7 @@ CALLS = {
     "each its threshold": lambda x, w, **options: gradclip.clip_by_unit_norm(
         x, [0.1 + i for i in range(len(x))], **options
     ),
-    "adaptive": lambda x, w, **options: gradclip.adaptive_grad_clip(x, w, 0.3, **options),
+    "adaptive": lambda x, w, **options: gradclip.adaptive_grad_clip(x, w, clipping=0.3, **options),
 }
 
 
@@ -83,7 +83,7 @@ def test_in_place_as_each_leaf_alone(framework, adaptive):
             holders = [SimpleNamespace(grad=x) for x in made]
             with framework.mode():
                 if adaptive:
-                    norms = gradclip.adaptive_grad_clip_(holders, 0.3, weights=weights)
+                    norms = gradclip.adaptive_grad_clip_(holders, 0.3, params=weights)
                 else:
                     norms = gradclip.clip_grad_unit_norm_(holders, 0.9)
             results.append(framework.numbers([holder.grad for holder in holders] + norms))
@@ -166,7 +166,7 @@ def test_a_leaf_that_is_not_finite_changes_no_other(framework, bad, policy):
     with framework.mode():
         results = (
             gradclip.clip_by_unit_norm(tree, 1.0, unit_axis=0, nonfinite=policy)[0],
-            gradclip.adaptive_grad_clip(tree, weights, 1.0, unit_axis=0, nonfinite=policy)[0],
+            gradclip.adaptive_grad_clip(tree, weights, clipping=1.0, unit_axis=0, nonfinite=policy)[0],
         )
     for result in results:
         first, second, third = map(framework.to_numpy, result)
@@ -199,7 +199,9 @@ def test_squares_that_are_lost_count():
     assert np.allclose(norms[0], math.sqrt(2) * 1e-200, rtol=1e-12)
     assert not norms[1].any()
     with at_once():
-        clipped, _ = gradclip.adaptive_grad_clip([np.array([[3.0, 4.0], [0.0, 0.0]])], [zeros], 0.5, 1.0, unit_axis=0)
+        clipped, _ = gradclip.adaptive_grad_clip(
+            [np.array([[3.0, 4.0], [0.0, 0.0]])], [zeros], clipping=0.5, eps=1.0, unit_axis=0
+        )
     assert clipped[0].round(6).tolist() == [[0.3, 0.4], [0.0, 0.0]]
 
 
@@ -230,7 +232,7 @@ def test_gradients_of_jax_are_replaced():
 
 def test_derivatives_are_those_of_each_leaf():
     x, w = torch.tensor([[3.0, 4.0]], requires_grad=True), torch.tensor([[1.0, 0.0]], requires_grad=True)
-    clipped, _ = gradclip.adaptive_grad_clip([x.detach(), x.detach()], [w, w.detach()], 1.0)
+    clipped, _ = gradclip.adaptive_grad_clip([x.detach(), x.detach()], [w, w.detach()], clipping=1.0)
     assert clipped[0].requires_grad
     clipped[0].sum().backward()
     assert torch.allclose(w.grad, torch.tensor([[1.4, 0.0]]))

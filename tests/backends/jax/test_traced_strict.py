@@ -19,7 +19,7 @@ CALLS = {
     "norms": lambda t, c: gradclip.layer_norms(t),
     "value": lambda t, c: gradclip.clip_by_value(t, c),
     "unit": lambda t, c: gradclip.clip_by_unit_norm(t, c),
-    "agc": lambda t, c: gradclip.adaptive_grad_clip(t, t, c),
+    "agc": lambda t, c: gradclip.adaptive_grad_clip(t, t, clipping=c),
     "examples": lambda t, c: gradclip.per_example_clip(t, c, mask=np.array([True, False, True]))[0],
     "rule": lambda t, c: gradclip.per_example_clip(t, c, rule="automatic")[0],
     "rms": lambda t, c: ours.clip_by_block_rms(c).update(t, None)[0],

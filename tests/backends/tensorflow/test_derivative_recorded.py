@@ -24,7 +24,7 @@ CALLS = {
     "zero": lambda x, c: gradclip.clip_by_global_norm(x, c, nonfinite="zero"),
     "layers": lambda x, c: gradclip.clip_by_layer_norm([x], c),
     "units": lambda x, c: gradclip.clip_by_unit_norm(x, c, unit_axis=0),
-    "adaptive": lambda x, c: gradclip.adaptive_grad_clip(x, x * x / 50, c),
+    "adaptive": lambda x, c: gradclip.adaptive_grad_clip(x, x * x / 50, clipping=c),
     "value": lambda x, c: (gradclip.clip_by_value(x, c), c),
     "examples": lambda x, c: gradclip.per_example_clip(x, c, mask=x[:, 0] > 0)[:1],
     "rows": rows,

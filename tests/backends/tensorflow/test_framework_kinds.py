@@ -35,7 +35,7 @@ CALLS = {
     "clip_grad_value_": lambda tree: gradclip.clip_grad_value_(tree, 1.0),
     "clip_grad_layer_norm_": lambda tree: gradclip.clip_grad_layer_norm_(tree, 1.0),
     "clip_grad_unit_norm_": lambda tree: gradclip.clip_grad_unit_norm_(tree, 1.0),
-    "adaptive_grad_clip_": lambda tree: gradclip.adaptive_grad_clip_(tree, weights=[tf.ones([2, 2])]),
+    "adaptive_grad_clip_": lambda tree: gradclip.adaptive_grad_clip_(tree, params=[tf.ones([2, 2])]),
 }
 # These take no gradients, or sums over examples.
 OTHERS = {"add_noise", "audited_epsilon", "check_sensitivity", "clipped_fun", "clipped_grad", "clipped_sum_sensitivity"}

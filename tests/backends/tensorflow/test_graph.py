@@ -223,7 +223,7 @@ def test_variables_of_unknown_rank_are_assigned_in_their_shape():
     "function",
     [
         lambda x: gradclip.clip_by_unit_norm(x, 1.0),
-        lambda x: gradclip.adaptive_grad_clip(x, x, 1.0),
+        lambda x: gradclip.adaptive_grad_clip(x, x, clipping=1.0),
         lambda x: gradclip.per_example_clip(x, 1.0),
     ],
 )

@@ -89,7 +89,7 @@ def test_layers_are_clipped_in_place_as_they_are_in_a_new_tree(dtype, ord):
         given = thresholds if isinstance(thresholds, float) else [*thresholds, 1.0]
         with DEVICE.mode():
             with Count() as count:
-                norms = gradclip.clip_grad_layer_norm_(holders, given, ord)
+                norms = gradclip.clip_grad_layer_norm_(holders, given, ord=ord)
             new, expected = gradclip.clip_by_layer_norm(leaves, thresholds, ord=ord)
         assert count.total() <= 50
         assert norms[-1] is None

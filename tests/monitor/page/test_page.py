@@ -44,7 +44,7 @@ class Tags(HTMLParser):
 def written(tmp_path_factory):
     monitor = gradclip.Monitor()
     norms = np.geomspace(0.1, 10, 40)
-    monitor.record(norms, 1.0, {"<layer>": norms, "b": norms / 2})
+    monitor.record(norms, 1.0, layer_norms={"<layer>": norms, "b": norms / 2})
     path = monitor.report(tmp_path_factory.mktemp("page") / "report.html", "Norms & <more>")
     return path.read_text(encoding="utf-8")
 
@@ -86,7 +86,7 @@ def test_it_says_that_norms_are_those_before_clipping(written):
 @pytest.mark.parametrize("name", ["a\udc80b", "a\nb", "a\x00b"])
 def test_a_name_that_cannot_be_shown_is_escaped(name, tmp_path):
     monitor = gradclip.Monitor()
-    monitor.record(1.0, 2.0, np.ones(2), names=[name, "b"])
+    monitor.record(1.0, 2.0, layer_norms=np.ones(2), names=[name, "b"])
     text = monitor.report(tmp_path / "page.html", name).read_text(encoding="utf-8")
     assert text.count(name.encode("unicode_escape").decode()) >= 4
     assert monitor.plot(tmp_path / "picture.png") is not None
@@ -96,7 +96,7 @@ def test_a_name_that_cannot_be_shown_is_escaped(name, tmp_path):
 @pytest.mark.filterwarnings("error")
 def test_a_page_of_one_step_and_names_of_any_letters():
     monitor = gradclip.Monitor()
-    monitor.record(1.0, 2.0, {"层": 1.0, "$b$": 1.0})
+    monitor.record(1.0, 2.0, layer_norms={"层": 1.0, "$b$": 1.0})
     text = page(shown(monitor), "One")
     assert "0 of 1 step clipped (0.0%)" in text
     assert text.count("层") == text.count("$b$") == 3

@@ -45,7 +45,9 @@ def test_thresholds_of_zero_and_infinity():
 
 def test_the_layers_of_the_step_are_named():
     monitor = gradclip.Monitor()
-    monitor.record(np.array([5.0, 0.5, 13.0]), 1.0, {"a": np.array([3.0, 0.3, 12.0]), "b": np.array([4.0, 0.4, 5.0])})
+    monitor.record(
+        np.array([5.0, 0.5, 13.0]), 1.0, layer_norms={"a": np.array([3.0, 0.3, 12.0]), "b": np.array([4.0, 0.4, 5.0])}
+    )
     monitor.record(2.0, 1.0)
     assert [event.layers for event in events(monitor._overview())] == ["a (85%)", "b (64%)", ""]
 

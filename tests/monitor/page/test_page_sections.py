@@ -19,7 +19,7 @@ def cells(html):
 def test_steps_to_look_at_are_listed_with_their_total():
     monitor = gradclip.Monitor()
     norms = np.array([446.0, *np.arange(2.0, 14.0)])
-    monitor.record(norms, 1.0, {"a": norms * 0.6, "b": norms * 0.8})
+    monitor.record(norms, 1.0, layer_norms={"a": norms * 0.6, "b": norms * 0.8})
     (text,) = happened(monitor._overview())
     assert "Steps in all: 13 clipped. The table shows 8 of them" in text
     head, first, second, *_ = rows = cells(text)
@@ -34,7 +34,7 @@ def test_steps_without_layers():
     (text,) = happened(monitor._overview())
     assert "use Monitor(layers_every=1)" in text
     assert cells(text)[1] == ["1", "2", "2 x", "clipped"]
-    monitor.record(3.0, 1.0, {"a": 3.0})
+    monitor.record(3.0, 1.0, layer_norms={"a": 3.0})
     (text,) = happened(monitor._overview())
     assert [row[-1] for row in cells(text)[1:]] == ["a (100%)", "not recorded"]
 
@@ -58,7 +58,7 @@ def test_spikes_are_told_with_their_layers_and_context():
     monitor = gradclip.Monitor()
     norms = np.array([1.0] * 20 + [446.0])
     layers = {"a<b": norms * 0.6, "c": norms * 0.8}
-    monitor.record(norms, 1.0, layers, context=[f"<batch {i}>" for i in range(21)], loss=norms)
+    monitor.record(norms, 1.0, layer_norms=layers, context=[f"<batch {i}>" for i in range(21)], loss=norms)
     (text,) = spiked(monitor._overview())
     assert escape(str(monitor.spikes[0])) in text
     assert "&lt;batch 20&gt;" in text

@@ -24,7 +24,7 @@ def shown(monitor):
 def monitor():
     fed = gradclip.Monitor()
     norms = np.geomspace(0.1, 10, 30)
-    fed.record(norms, 1.0, {"a": norms, "b": norms / 2})
+    fed.record(norms, 1.0, layer_norms={"a": norms, "b": norms / 2})
     return fed
 
 
@@ -44,7 +44,7 @@ def test_a_figure_of_nothing():
 def test_all_panels_have_the_same_margins(look, width):
     fed = gradclip.Monitor()
     norms = np.geomspace(0.1, 1e4, 30)
-    fed.record(norms, 1.0, {"a_long_name.of_a_layer": norms, "b": norms / 2}, loss=norms)
+    fed.record(norms, 1.0, layer_norms={"a_long_name.of_a_layer": norms, "b": norms / 2}, loss=norms)
     drawn = svgs(shown(fed), look, width)
     assert list(drawn) == [*ON_STEPS, "histogram"]
     place = re.compile(r'<g id="xtick_[123]">.*?<use [^>]*x="([^"]+)"', re.DOTALL)

@@ -26,7 +26,7 @@ def audited(seed, *, noise=1.0, clip=True):
     generator = np.random.default_rng(seed)
     included = generator.random(CANARIES) < 0.5
     data = torch.as_tensor(np.flatnonzero(included))
-    batches = PoissonBatches(len(data), 0.9, STEPS, seed=generator)
+    batches = PoissonBatches(len(data), 0.9, steps=STEPS, seed=generator)
     clipped = clipped_grad(loss, 1.0, pad_to=batches.pad_to, microbatch_size=256)
     weights, torch_generator = torch.zeros(CANARIES), torch.Generator().manual_seed(seed)
     promised = clipped.sensitivity(elements=weights)
@@ -41,8 +41,8 @@ def audited(seed, *, noise=1.0, clip=True):
         if noise == 1.0:
             released += run.add_noise(summed)
         else:
-            released += add_noise(summed, promised, noise * 4.0, rng=torch_generator)
-    return run.epsilon(STEPS), audited_epsilon(released.numpy(), included, GUESSES, delta=DELTA)
+            released += add_noise(summed, promised, noise_multiplier=noise * 4.0, rng=torch_generator)
+    return run.epsilon(STEPS), audited_epsilon(released.numpy(), included, guesses=GUESSES, delta=DELTA)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -83,15 +83,15 @@ def test_randomized_response_is_refuted_as_often_as_promised():
         included = generator.random(200) < 0.5
         told = included == (generator.random(200) < 1 / (1 + math.exp(-1)))
         scores = told + generator.random(200) * 1e-3
-        refuted.append(audited_epsilon(scores, included, 200, delta=0.0) > 1.0)
+        refuted.append(audited_epsilon(scores, included, guesses=200, delta=0.0) > 1.0)
     # Half of 200 canaries are guessed to be in, so up to 5%: 20 of 400, and with it 13 more at most.
     assert 0 < sum(refuted) <= 33
 
 
 def test_nothing_is_refuted_by_chance():
     included = np.random.default_rng(0).random(1000) < 0.5
-    assert audited_epsilon(np.arange(1000.0) % 7, included, 200, delta=1e-5) == 0.0
-    assert audited_epsilon(np.arange(1000.0) % 7, included, 200, delta=0.01) == 0.0
+    assert audited_epsilon(np.arange(1000.0) % 7, included, guesses=200, delta=1e-5) == 0.0
+    assert audited_epsilon(np.arange(1000.0) % 7, included, guesses=200, delta=0.01) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -108,4 +108,4 @@ def test_nothing_is_refuted_by_chance():
 )
 def test_errors_say_what_was_expected(scores, included, guesses, settings, message):
     with pytest.raises(ValueError, match=message):
-        audited_epsilon(scores, included, guesses, **{"delta": 1e-5} | settings)
+        audited_epsilon(scores, included, guesses=guesses, **{"delta": 1e-5} | settings)

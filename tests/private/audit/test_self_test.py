@@ -52,7 +52,7 @@ def test_ours_holds_on_every_framework_and_dtype(framework, relation):
             )
             tree = {"w": framework.array(GIVEN, dtype), "b": framework.array(GIVEN[:, 0], dtype)}
             traced = jax.jit(function) if framework.jit else function
-            report = check_sensitivity(traced, tree, promised, trials=1)
+            report = check_sensitivity(traced, tree, sensitivity=promised, trials=1)
             assert report, report
             assert report.worst.distance > 0.69 * (2 if relation == "replace_one" else 1)
 
@@ -77,14 +77,18 @@ def test_ours_holds_for_every_option(framework, options, max_norm):
     tree = [framework.array(GIVEN), framework.array(GIVEN[:, :1])]
     function = clipped_sum(max_norm, **options)
     with framework.mode():
-        report = check_sensitivity(jax.jit(function) if framework.jit else function, tree, promised, trials=1)
+        report = check_sensitivity(
+            jax.jit(function) if framework.jit else function, tree, sensitivity=promised, trials=1
+        )
     assert report, report
     assert report.worst.distance > 0.5 * max_norm
 
 
 def test_ours_holds_for_many_correlated_examples_in_bfloat16():
     given = np.ones((4096, 4), ml_dtypes.bfloat16)
-    report = check_sensitivity(clipped_sum(1.0), given, clipped_sum_sensitivity(1.0, batch_size=4096), trials=1)
+    report = check_sensitivity(
+        clipped_sum(1.0), given, sensitivity=clipped_sum_sensitivity(1.0, batch_size=4096), trials=1
+    )
     assert report, report
     assert report.worst.distance > 0.999
 
@@ -92,7 +96,7 @@ def test_ours_holds_for_many_correlated_examples_in_bfloat16():
 def test_one_example_changes_the_rounding_of_the_sum_of_the_others():
     # A row of zeros more, in another order of additions, is what the rounding term is for.
     promised = clipped_sum_sensitivity(1.0, batch_size=12, sum_dtype="float64", elements=5)
-    report = check_sensitivity(clipped_sum(1.0), GIVEN, promised)
+    report = check_sensitivity(clipped_sum(1.0), GIVEN, sensitivity=promised)
     found = {case.name: case.distance for case in report.cases if "NaN" in case.name}
     assert all(0 < distance <= promised.rounding for distance in found.values()), found
 
@@ -106,7 +110,7 @@ def test_on_a_grid_one_example_changes_no_other_and_nothing_rounds(framework, gr
     with framework.mode(), jax.enable_x64(True):
         function = jax.jit(function) if framework.jit else function
         for dtype in (d for d in framework.dtypes if "complex" not in d):
-            report = check_sensitivity(function, framework.array(GIVEN, dtype), promised, trials=1)
+            report = check_sensitivity(function, framework.array(GIVEN, dtype), sensitivity=promised, trials=1)
             assert report, report
             assert dtype == "float16" or report.worst.distance > 0.999999 * grid
             nothing = [
@@ -120,7 +124,7 @@ def test_on_a_grid_one_example_changes_no_other_and_nothing_rounds(framework, gr
 
 def cases_of(function, examples, promised, **settings):
     """Return the report's failures by the kind of example."""
-    report = check_sensitivity(function, examples, promised, **settings)
+    report = check_sensitivity(function, examples, sensitivity=promised, **settings)
     return {case.name.split(" among ")[0]: case for case in report.failures}
 
 
@@ -145,7 +149,7 @@ def test_squares_that_underflow_escape_the_usual_formula(dtype, max_norm, at_lea
     promised = clipped_sum_sensitivity(max_norm, batch_size=3)
     case = cases_of(naive(max_norm, torch), given, promised, dtypes=[dtype])[f"{dtype}: squares underflow"]
     assert case.problem or case.distance > at_least
-    ours = check_sensitivity(clipped_sum(max_norm), given, promised, dtypes=[dtype])
+    ours = check_sensitivity(clipped_sum(max_norm), given, sensitivity=promised, dtypes=[dtype])
     assert ours.holds, ours
 
 
@@ -160,7 +164,9 @@ def test_two_elements_of_1e_4_exceed_1e_4_by_41_percent_in_optax():
 
 def test_a_sum_in_bfloat16_moves_by_several_thresholds():
     given = jnp.ones((1024, 16), jnp.bfloat16)
-    report = check_sensitivity(jax.jit(naive(1.0, jnp)), given, clipped_sum_sensitivity(1.0, batch_size=1024), trials=1)
+    report = check_sensitivity(
+        jax.jit(naive(1.0, jnp)), given, sensitivity=clipped_sum_sensitivity(1.0, batch_size=1024), trials=1
+    )
     distances = {case.name: case.distance for case in report.failures if not case.problem}
     crowds = ("among examples like it", "among opposite examples")
     assert any(distance > 3 for name, distance in distances.items() if name.endswith(crowds))
@@ -168,7 +174,7 @@ def test_a_sum_in_bfloat16_moves_by_several_thresholds():
 
 def test_a_sum_that_overflows_float16_is_named():
     failures = cases_of(
-        naive(100.0), np.ones((1024, 2), np.float16), Sensitivity(100.0, "example", "zero_out"), trials=1
+        naive(100.0), np.ones((1024, 2), np.float16), Sensitivity(100.0, "example", relation="zero_out"), trials=1
     )
     assert failures["far above the threshold"].problem == "infinity in the result"
 
@@ -190,7 +196,7 @@ def test_jax_privacy_sums_of_half_types_fail(dtype, count, at_least):
         return jax.vmap(lambda g: clip_pytree(g, 1.0)[0])(grads).sum(0)
 
     given, promised = jnp.ones((count, 16)), clipped_sum_sensitivity(1.0, batch_size=count)
-    report = check_sensitivity(sum_of, given, promised, dtypes=[dtype], trials=1)
+    report = check_sensitivity(sum_of, given, sensitivity=promised, dtypes=[dtype], trials=1)
     assert not report.holds
     assert report.worst.distance > at_least
     assert report.worst.problem is None
@@ -217,7 +223,7 @@ def test_opacus_fails_on_nan_and_in_half_types(dtype, count, at_least):
 
 def test_a_sum_whose_noise_is_for_a_mean():
     mean = clipped_sum_sensitivity(1.0, batch_size=12, normalize_by=12.0)
-    report = check_sensitivity(clipped_sum(1.0), GIVEN, mean.bound)
+    report = check_sensitivity(clipped_sum(1.0), GIVEN, sensitivity=mean.bound)
     assert report.worst.distance == pytest.approx(12 * mean.bound, rel=1e-9)
     assert not report.holds
 
@@ -225,21 +231,21 @@ def test_a_sum_whose_noise_is_for_a_mean():
 def test_a_mean_over_the_examples_there_are_is_no_mean_over_a_constant():
     # (S + x) / 12 - S / 11 with x = -S / 11: the number of examples is private, too.
     mean = lambda grads: clipped_sum(1.0)(grads) / len(grads)
-    report = check_sensitivity(mean, GIVEN, clipped_sum_sensitivity(1.0, batch_size=12, normalize_by=12.0))
+    report = check_sensitivity(mean, GIVEN, sensitivity=clipped_sum_sensitivity(1.0, batch_size=12, normalize_by=12.0))
     assert not report.holds
     assert report.worst.name.endswith("among opposite examples")
     assert report.worst.distance == pytest.approx(2 / 12, rel=1e-6)
 
 
 def test_noise_for_a_sum_added_to_a_mean_is_called_too_large():
-    report = check_sensitivity(lambda grads: clipped_sum(1.0)(grads) / 12, GIVEN, 1.0)
+    report = check_sensitivity(lambda grads: clipped_sum(1.0)(grads) / 12, GIVEN, sensitivity=1.0)
     assert report.holds
     assert "far below the promise. Is the promise for a sum, and the function a mean?" in str(report)
-    assert "far below" not in str(check_sensitivity(clipped_sum(1.0), GIVEN, 1.0 + 1e-9))
+    assert "far below" not in str(check_sensitivity(clipped_sum(1.0), GIVEN, sensitivity=1.0 + 1e-9))
 
 
 def test_the_same_seed_gives_the_same_report():
-    reports = [check_sensitivity(clipped_sum(1.0), GIVEN, 1.1, seed=seed, trials=1) for seed in (0, 0, 1)]
+    reports = [check_sensitivity(clipped_sum(1.0), GIVEN, sensitivity=1.1, seed=seed, trials=1) for seed in (0, 0, 1)]
     assert reports[0] == reports[1]
     assert reports[0] != reports[2]
 
@@ -252,7 +258,7 @@ def test_an_arithmetic_error_is_a_failure_that_is_named():
 
 def test_an_error_of_the_function_itself_is_not_hidden():
     with pytest.raises(KeyError):
-        check_sensitivity(lambda grads: grads["w"], {"v": GIVEN}, 1.0)
+        check_sensitivity(lambda grads: grads["w"], {"v": GIVEN}, sensitivity=1.0)
 
 
 @pytest.mark.parametrize(
@@ -268,4 +274,4 @@ def test_an_error_of_the_function_itself_is_not_hidden():
 )
 def test_what_cannot_be_checked(arguments, error, message):
     with pytest.raises(error, match=message):
-        check_sensitivity(clipped_sum(1.0), *arguments)
+        check_sensitivity(clipped_sum(1.0), arguments[0], sensitivity=arguments[1])

@@ -9,7 +9,7 @@ from gradclip import Sensitivity, SensitivityReport, check_sensitivity, clipped_
 from gradclip._src.private.audit.self_test import SensitivityCase
 
 GIVEN = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
-PROMISE = Sensitivity(2.0, "example", "add_or_remove_one", keeps_places=True)
+PROMISE = Sensitivity(2.0, "example", relation="add_or_remove_one", keeps_places=True)
 
 
 def usual(grads):
@@ -18,7 +18,7 @@ def usual(grads):
 
 
 def test_the_report_is_a_table():
-    report = check_sensitivity(usual, GIVEN, clipped_sum_sensitivity(1.0, batch_size=12))
+    report = check_sensitivity(usual, GIVEN, sensitivity=clipped_sum_sensitivity(1.0, batch_size=12))
     lines = str(report).splitlines()
     assert lines[0].startswith("promised: sum over examples, add or remove one example: at most 1.0 (+ ")
     assert lines[1].split() == ["example", "among", "other", "examples", "distance", "of", "the", "promise"]

@@ -146,7 +146,7 @@ OF_TREES = {
     "norm": lambda: gradclip.global_norm(TREE, "inf"),
     "norms": lambda: gradclip.layer_norms(TREE),
     "unit": lambda: gradclip.clip_by_unit_norm(TREE, 0.1),
-    "agc": lambda: gradclip.adaptive_grad_clip(TREE, TREE, 0.1),
+    "agc": lambda: gradclip.adaptive_grad_clip(TREE, TREE, clipping=0.1),
     "parts": lambda: gradclip.partial_norm(TREE).clip(TREE, 0.1),
     "examples": lambda: gradclip.per_example_clip({"a": ROWS}, 0.5, mask=np.arange(6) < 5),
     "sparse": lambda: gradclip.clip_by_global_norm(sparse.BCOO.fromdense(ROWS), 0.1),

@@ -140,17 +140,19 @@ def test_sensitivity_is_checked():
         lambda p, x: tf.reduce_sum(p * x), 0.5, batch_argnums=1, microbatch_size=1, return_norms=False
     )
     params = tf.ones(3)
-    report = gradclip.check_sensitivity(lambda x: mine(params, x), tf.ones([4, 3]), mine.sensitivity(batch_size=4))
+    report = gradclip.check_sensitivity(
+        lambda x: mine(params, x), tf.ones([4, 3]), sensitivity=mine.sensitivity(batch_size=4)
+    )
     assert report.holds
-    lie = gradclip.check_sensitivity(lambda x: tf.reduce_sum(x, axis=0), tf.ones([4, 3]), 0.5)
+    lie = gradclip.check_sensitivity(lambda x: tf.reduce_sum(x, axis=0), tf.ones([4, 3]), sensitivity=0.5)
     assert not lie.holds
 
 
 def test_the_settings_of_a_clipped_function_are_checked():
     mine = gradclip.clipped_grad(lambda p, x: tf.reduce_sum(p * x), 0.5, batch_argnums=1, pad_to=8)
-    report = gradclip.check_sensitivity(mine, tf.ones([4, 3]), mine.sensitivity(), trials=1)
+    report = gradclip.check_sensitivity(mine, tf.ones([4, 3]), sensitivity=mine.sensitivity(), trials=1)
     assert report.holds
-    assert not gradclip.check_sensitivity(mine, tf.ones([4, 3]), 0.1, trials=1).holds
+    assert not gradclip.check_sensitivity(mine, tf.ones([4, 3]), sensitivity=0.1, trials=1).holds
 
 
 def test_a_batch_of_unknown_length_is_an_error():

@@ -63,7 +63,9 @@ def examples(framework, dtype):
 def test_the_self_test_of_a_step_measures_its_factors(framework, dtype, monkeypatch):
     recorded = Recorded(monkeypatch)
     clipped = step_of("linear")
-    report = gradclip.check_sensitivity(clipped, examples(framework, dtype), clipped.sensitivity(), trials=1)
+    report = gradclip.check_sensitivity(
+        clipped, examples(framework, dtype), sensitivity=clipped.sensitivity(), trials=1
+    )
     assert report.holds, report
     assert recorded.parts is not None
     # The examples were not left out.
@@ -73,4 +75,6 @@ def test_the_self_test_of_a_step_measures_its_factors(framework, dtype, monkeypa
 def test_the_self_test_finds_weights_that_are_too_large(monkeypatch):
     Recorded(monkeypatch).times = 1.01
     clipped = step_of("linear")
-    assert not gradclip.check_sensitivity(clipped, examples("torch", "float32"), clipped.sensitivity(), trials=1).holds
+    assert not gradclip.check_sensitivity(
+        clipped, examples("torch", "float32"), sensitivity=clipped.sensitivity(), trials=1
+    ).holds

@@ -35,7 +35,7 @@ def asked(monkeypatch):
 
 def test_integers_of_a_grid_get_noise_and_stay_integers(asked):
     summed = {"w": np.array([[5, -7], [0, 1]]), "b": np.array([2**40])}
-    found = add_noise(summed, INTEGERS, 1.1, rng="system")
+    found = add_noise(summed, INTEGERS, noise_multiplier=1.1, rng="system")
     assert found["b"].tolist() == [2**40 + 1000]
     assert found["w"].tolist() == [[1006, 995], [1003, 1005]]
     assert found["w"].dtype == found["b"].dtype == np.int64
@@ -47,7 +47,7 @@ def test_integers_of_a_grid_get_noise_and_stay_integers(asked):
 
 def test_several_thresholds_share_the_noise_in_steps(asked):
     several = clipped_sum_sensitivity({"w": 3.0, "b": 4.0}, "replace_one", batch_size=8, grid=GRID)
-    add_noise({"w": np.zeros(2, np.int64), "b": np.zeros(1, np.int64)}, several, 2.0, rng="system")
+    add_noise({"w": np.zeros(2, np.int64), "b": np.zeros(1, np.int64)}, several, noise_multiplier=2.0, rng="system")
     [(scale, _)] = asked
     # Each threshold has GRID steps; both move, by twice as much: 2 * 2 * GRID * sqrt(2).
     assert Fraction(scale) ** 2 >= 32 * GRID**2
@@ -56,10 +56,10 @@ def test_several_thresholds_share_the_noise_in_steps(asked):
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_floats_are_rounded_to_a_grid_first(asked, dtype):
-    sensitivity = Sensitivity(1.0, "example", "add_or_remove_one", rounding=2.0**-30)
+    sensitivity = Sensitivity(1.0, "example", relation="add_or_remove_one", rounding=2.0**-30)
     # Four elements: sqrt(4) * s <= 2**-16 times the total, so s = 2**-17.
     summed = [np.array([0.5, -2.0], dtype), np.array([2.0**-18, 3 * 2.0**-18], dtype)]
-    found = add_noise(summed, sensitivity, 3.0, rng="system")
+    found = add_noise(summed, sensitivity, noise_multiplier=3.0, rng="system")
     [(scale, integers)] = asked
     assert integers == [2**16, -(2**18), 0, 2]
     total = Fraction(1) + Fraction(2) ** -30
@@ -72,14 +72,16 @@ def test_floats_are_rounded_to_a_grid_first(asked, dtype):
 
 def test_the_step_depends_on_no_value(asked):
     for summed in (np.zeros(4), np.full(4, 1e30), np.array([np.nan, np.inf, -np.inf, 1e-300])):
-        add_noise(summed, FLOATS, 1.0, rng="system")
+        add_noise(summed, FLOATS, noise_multiplier=1.0, rng="system")
     assert len({scale for scale, _ in asked}) == 1
     assert asked[2][1] == [0, 2**62, -(2**62), 0]
 
 
 def test_dtypes_may_be_mixed_and_counted_as_one_vector(asked):
     summed = {"a": torch.ones(3, dtype=torch.bfloat16), "b": torch.ones((), dtype=torch.float64), "c": torch.ones(0)}
-    found = add_noise(summed, Sensitivity(1.0, "example", "add_or_remove_one"), 1.0, rng="system")
+    found = add_noise(
+        summed, Sensitivity(1.0, "example", relation="add_or_remove_one"), noise_multiplier=1.0, rng="system"
+    )
     assert {name: x.dtype for name, x in found.items()} == {name: x.dtype for name, x in summed.items()}
     assert found["a"].tolist() == (1 + (1000.0 + torch.arange(3)) * 2**-17).bfloat16().tolist()
     assert found["b"].item() == 1 + 1003 * 2.0**-17
@@ -89,7 +91,7 @@ def test_dtypes_may_be_mixed_and_counted_as_one_vector(asked):
 
 @pytest.mark.parametrize("summed", [{}, [], np.zeros((0, 3), np.float32)])
 def test_nothing_gets_no_noise(summed):
-    found = add_noise(summed, FLOATS, 1.0, rng="system")
+    found = add_noise(summed, FLOATS, noise_multiplier=1.0, rng="system")
     assert type(found) is type(summed)
     assert len(found) == 0
 
@@ -97,14 +99,17 @@ def test_nothing_gets_no_noise(summed):
 @pytest.mark.parametrize("rng", discrete.EXACT)
 def test_exact_noise_differs_from_call_to_call(rng):
     # The same in all of 30 elements with probability far below 2**-500.
-    first, second = (add_noise(np.zeros(30, np.int64), INTEGERS, 1.0, rng=rng) for _ in range(2))
+    first, second = (add_noise(np.zeros(30, np.int64), INTEGERS, noise_multiplier=1.0, rng=rng) for _ in range(2))
     assert first.tolist() != second.tolist()
 
 
 def test_a_sum_on_a_grid_end_to_end(asked):
     grads = np.array([[3.0, 4.0], [0.3, 0.4]])
     summed, _ = gradclip.per_example_clip(grads, 1.0, grid=GRID)
-    found = add_noise(summed, clipped_sum_sensitivity(1.0, batch_size=2, grid=GRID), 1.0, rng="system") / GRID
+    found = (
+        add_noise(summed, clipped_sum_sensitivity(1.0, batch_size=2, grid=GRID), noise_multiplier=1.0, rng="system")
+        / GRID
+    )
     assert asked[0][0] == GRID
     assert found == pytest.approx([0.9 + 1000 / GRID, 1.2 + 1001 / GRID], abs=4 / GRID)
 
@@ -115,14 +120,19 @@ def test_a_sum_that_was_cast_moves_further(asked):
     assert (after.bfloat16() - before.bfloat16()).item() == 4.0 > 3 * thousand.total
     for dtype in (torch.bfloat16, torch.float16):
         with pytest.raises(ValueError, match="is for sums in a wider dtype: rounding 1000 units to"):
-            add_noise({"w": before, "b": before.to(dtype)}, thousand, 1.0, rng="system")
+            add_noise({"w": before, "b": before.to(dtype)}, thousand, noise_multiplier=1.0, rng="system")
     with pytest.raises(ValueError, match="the sum is float32, and this sensitivity is for sums in a wider dtype"):
-        add_noise(before, clipped_sum_sensitivity(1.0, batch_size=1000, sum_dtype="float64"), 1.0, rng="system")
+        add_noise(
+            before,
+            clipped_sum_sensitivity(1.0, batch_size=1000, sum_dtype="float64"),
+            noise_multiplier=1.0,
+            rng="system",
+        )
     assert asked == []
-    add_noise(before, thousand, 1.0, rng="system")
+    add_noise(before, thousand, noise_multiplier=1.0, rng="system")
     for name in ("bfloat16", "float16"):
         halves = clipped_sum_sensitivity(1.0, "replace_one", batch_size=1000, partial_sums_in=name)
-        add_noise(before.to(getattr(torch, name)), halves, 1.0, rng="system")
+        add_noise(before.to(getattr(torch, name)), halves, noise_multiplier=1.0, rng="system")
     assert len(asked) == 3
 
 
@@ -135,7 +145,7 @@ def test_a_sum_in_the_dtype_of_its_sensitivity_is_accepted(asked, relation, sett
     for count in (1, 7, 4096):
         for name in ("float32", "float64"):
             sensitivity = clipped_sum_sensitivity(0.3, relation, batch_size=count, sum_dtype=name, **settings)
-            add_noise(np.ones(2, name), sensitivity, 1.0, rng="system")
+            add_noise(np.ones(2, name), sensitivity, noise_multiplier=1.0, rng="system")
     assert len(asked) == 6
 
 
@@ -149,15 +159,15 @@ def test_outputs_of_single_examples_are_no_sum(asked, settings, rng):
     result = gradclip.clipped_grad(loss, 1.0, pad_to=8, **settings)(torch.ones(2), torch.ones(8, 2))
     for given in (result, {"step": [result[1]]}):
         with pytest.raises(TypeError, match=r"the sum comes with ExampleOutputs, .* Pass the sum alone: add_noise\("):
-            add_noise(given, FLOATS, 1.0, rng=rng)
-    add_noise(result[0], FLOATS, 1.0, rng=rng)
+            add_noise(given, FLOATS, noise_multiplier=1.0, rng=rng)
+    add_noise(result[0], FLOATS, noise_multiplier=1.0, rng=rng)
     assert len(asked) == (rng == "system")
 
 
 def test_counts_of_clipped_examples_are_no_sum(asked):
     result = gradclip.per_example_clip(np.ones((2, 2)), 1.0, grid=GRID)
     with pytest.raises(TypeError, match="the sum comes with PerExampleInfo"):
-        add_noise(result, clipped_sum_sensitivity(1.0, batch_size=2, grid=GRID), 1.0, rng="system")
+        add_noise(result, clipped_sum_sensitivity(1.0, batch_size=2, grid=GRID), noise_multiplier=1.0, rng="system")
     assert asked == []
 
 
@@ -172,7 +182,12 @@ def test_counts_of_clipped_examples_are_no_sum(asked):
             ValueError,
             "sensitivity of this sum is infinite",
         ),
-        (np.ones(2), Sensitivity(0.0, "example", "zero_out"), ValueError, "the sensitivity is 0, so no noise would be"),
+        (
+            np.ones(2),
+            Sensitivity(0.0, "example", relation="zero_out"),
+            ValueError,
+            "the sensitivity is 0, so no noise would be",
+        ),
         (
             np.ones(2),
             INTEGERS,
@@ -195,25 +210,25 @@ def test_counts_of_clipped_examples_are_no_sum(asked):
 @pytest.mark.parametrize("rng", ["system", np.random.default_rng(0)])
 def test_sums_and_sensitivities_without_a_proof_are_refused(summed, sensitivity, error, text, rng, asked):
     with pytest.raises(error, match=text):
-        add_noise(summed, sensitivity, 1.0, rng=rng)
+        add_noise(summed, sensitivity, noise_multiplier=1.0, rng=rng)
     assert asked == []
 
 
 def test_a_multiplier_and_an_rng_are_checked(asked):
     with pytest.raises(ValueError, match="noise_multiplier must be positive and finite, got 0"):
-        add_noise(np.ones(2), FLOATS, 0, rng="system")
+        add_noise(np.ones(2), FLOATS, noise_multiplier=0, rng="system")
     with pytest.raises(
         ValueError, match="must be 'system', 'opendp' or a generator of the arrays' framework, got 'sytem'"
     ):
-        add_noise(np.ones(2), FLOATS, 1.0, rng="sytem")
+        add_noise(np.ones(2), FLOATS, noise_multiplier=1.0, rng="sytem")
     coarse = clipped_sum_sensitivity(1.0, batch_size=8, grid=16)
     with pytest.raises(ValueError, match="noise of 16 steps is too coarse"):
-        add_noise(np.ones(2, np.int64), coarse, 1.0, rng="system")
+        add_noise(np.ones(2, np.int64), coarse, noise_multiplier=1.0, rng="system")
     assert asked == []
 
 
 def test_parts_of_a_distributed_tensor_are_refused(asked, monkeypatch):
     monkeypatch.setattr(add, "any_distributed", lambda leaves: True)  # a real one needs several processes
     with pytest.raises(ValueError, match=r"distributed tensor. Pass \.full_tensor\(\), on one process"):
-        add_noise(torch.ones(2), FLOATS, 1.0, rng="system")
+        add_noise(torch.ones(2), FLOATS, noise_multiplier=1.0, rng="system")
     assert asked == []

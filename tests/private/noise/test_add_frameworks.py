@@ -13,7 +13,7 @@ from gradclip._src.private.noise import discrete
 from gradclip._src.private.noise.add import add_noise
 from gradclip._src.private.sums.sensitivity import Sensitivity, clipped_sum_sensitivity
 
-ONE = Sensitivity(1.0, "example", "add_or_remove_one")
+ONE = Sensitivity(1.0, "example", relation="add_or_remove_one")
 GRID = clipped_sum_sensitivity(1.0, batch_size=8, grid=2**20)
 EAGER = [framework for framework in WITH_FLOAT32 if not framework.jit]
 
@@ -40,7 +40,7 @@ def plus_ones(monkeypatch):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_exact_noise_is_a_multiple_of_the_step(framework, dtype, plus_ones):
     summed = {"w": framework.array([[0.5, -1.0]], dtype), "b": [framework.array([2.0**-10, 0.0], dtype)]}
-    found = add_noise(summed, ONE, 1.0, rng="system")
+    found = add_noise(summed, ONE, noise_multiplier=1.0, rng="system")
     assert type(found["w"]) is type(summed["w"])
     assert found["w"].dtype == summed["w"].dtype
     numbers = framework.numbers(found)
@@ -51,7 +51,7 @@ def test_exact_noise_is_a_multiple_of_the_step(framework, dtype, plus_ones):
 
 @pytest.mark.parametrize("framework", [f for f in EAGER if not f.name.startswith("jax")], ids=by_name)
 def test_integers_stay_integers(framework, plus_ones):
-    found = add_noise([framework.array([[2**53 + 1, -3]], "int64")], GRID, 1.0, rng="system")
+    found = add_noise([framework.array([[2**53 + 1, -3]], "int64")], GRID, noise_multiplier=1.0, rng="system")
     assert framework.numbers(found)[0].tolist() == [[2**53 + 2, -2]]
     assert framework.numbers(found)[0].dtype == np.int64
 
@@ -59,16 +59,16 @@ def test_integers_stay_integers(framework, plus_ones):
 def test_integers_of_jax_need_its_64_bit_mode(plus_ones):
     with jax.enable_x64(True):
         summed = jnp.array([2**53 + 1, -3])
-        assert add_noise(summed, GRID, 1.0, rng="system").tolist() == [2**53 + 2, -2]
+        assert add_noise(summed, GRID, noise_multiplier=1.0, rng="system").tolist() == [2**53 + 2, -2]
     with pytest.raises(ValueError, match=r"JAX has no int64 in 32-bit mode. Enable jax_enable_x64"):
-        add_noise(summed, GRID, 1.0, rng="system")
+        add_noise(summed, GRID, noise_multiplier=1.0, rng="system")
 
 
 @pytest.mark.parametrize("framework", EAGER, ids=by_name)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_a_generators_noise_is_normal_and_repeats_with_its_seed(framework, dtype):
     summed = {"w": framework.array(np.zeros((80, 100)), dtype), "b": framework.array(np.full(2000, 3.0), dtype)}
-    first, second = (add_noise(summed, ONE, 2.0, rng=generator_for(framework.name)) for _ in range(2))
+    first, second = (add_noise(summed, ONE, noise_multiplier=2.0, rng=generator_for(framework.name)) for _ in range(2))
     first, second = framework.numbers(first), framework.numbers(second)
     assert first["w"].tolist() == second["w"].tolist()
     assert first["w"].dtype == framework.numbers(summed)["w"].dtype
@@ -81,13 +81,13 @@ def test_a_generators_noise_is_normal_and_repeats_with_its_seed(framework, dtype
 
 
 def test_in_compiled_jax_code():
-    noised = jax.jit(lambda tree, key: add_noise(tree, ONE, 2.0, rng=key))
+    noised = jax.jit(lambda tree, key: add_noise(tree, ONE, noise_multiplier=2.0, rng=key))
     summed = {"w": jnp.ones(3, jnp.bfloat16), "b": jnp.zeros(2)}
     found, key = noised(summed, jax.random.key(1)), jax.random.key(1)
-    eager = add_noise(summed, ONE, 2.0, rng=key)
+    eager = add_noise(summed, ONE, noise_multiplier=2.0, rng=key)
     assert found["w"].dtype == jnp.bfloat16
     np.testing.assert_allclose(np.asarray(found["b"]), np.asarray(eager["b"]), rtol=1e-6)
-    assert add_noise(summed, ONE, 2.0, rng=jax.random.PRNGKey(1))["b"].tolist() == eager["b"].tolist()
+    assert add_noise(summed, ONE, noise_multiplier=2.0, rng=jax.random.PRNGKey(1))["b"].tolist() == eager["b"].tolist()
 
 
 def recorded(name):
@@ -114,7 +114,7 @@ MAKERS = {"torch.compile": "torch", "torch.vmap": "torch", "make_fx": "torch", "
 @pytest.mark.parametrize("name", RECORDERS)
 def test_exact_noise_is_not_for_compiled_code(name):
     with pytest.raises(ValueError, match=r"rng='system' draws outside of compiled code. Return the sum"):
-        recorded(name)(lambda x: add_noise(x, ONE, 1.0, rng="system"))
+        recorded(name)(lambda x: add_noise(x, ONE, noise_multiplier=1.0, rng="system"))
 
 
 @pytest.mark.parametrize("name", RECORDERS)
@@ -122,7 +122,7 @@ def test_exact_noise_is_not_for_compiled_code(name):
 def test_a_run_counts_no_releases_of_compiled_code(name, exact):
     # A recorded function runs many times, and would count once.
     rng = "system" if exact else generator_for(MAKERS.get(name, "numpy"))
-    batches = PoissonBatches(10, 0.5, 4)
+    batches = PoissonBatches(10, 0.5, steps=4)
     sensitivity = clipped_sum_sensitivity(1.0, batch_size=batches.pad_to)
     run = PrivateRun(batches, sensitivity, delta=1e-2, noise_multiplier=1.0, rng=rng)
     with pytest.raises(ValueError, match=r"a run counts what it releases, .* outside of compiled code"):
@@ -133,12 +133,12 @@ def test_a_run_counts_no_releases_of_compiled_code(name, exact):
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace`")
 def test_under_jit_trace_nothing_is_released():
     with pytest.raises(RuntimeError, match=r"torch\.jit\.trace"):
-        torch.jit.trace(lambda x: add_noise(x, ONE, 1.0, rng="system"), torch.ones(2))
+        torch.jit.trace(lambda x: add_noise(x, ONE, noise_multiplier=1.0, rng="system"), torch.ones(2))
 
 
 def test_float64_noise_has_the_precision_of_float64():
     for summed, name in ((np.zeros(50), "numpy"), (torch.zeros(50, dtype=torch.float64), "torch")):
-        found = np.asarray(add_noise(summed, ONE, 1.0, rng=generator_for(name)))
+        found = np.asarray(add_noise(summed, ONE, noise_multiplier=1.0, rng=generator_for(name)))
         assert (found != found.astype(np.float32)).all()
 
 
@@ -146,9 +146,9 @@ def test_float64_noise_has_the_precision_of_float64():
 def test_a_generator_of_another_framework_is_refused(framework):
     other = generator_for("numpy" if framework.name != "numpy" else "torch")
     with pytest.raises(TypeError, match=r"rng must be 'system' or a .+ for these arrays, got .+ of type Generator"):
-        add_noise(framework.array([1.0]), ONE, 1.0, rng=other)
+        add_noise(framework.array([1.0]), ONE, noise_multiplier=1.0, rng=other)
     with pytest.raises(TypeError, match="for these arrays, got 0 of type int"):
-        add_noise(framework.array([1.0]), ONE, 1.0, rng=0)
+        add_noise(framework.array([1.0]), ONE, noise_multiplier=1.0, rng=0)
 
 
 @pytest.mark.parametrize("framework", EAGER, ids=by_name)
@@ -156,16 +156,16 @@ def test_generators_are_not_for_sums_on_a_grid(framework):
     with jax.enable_x64(True):
         summed = framework.array([1], "int64")
         with pytest.raises(TypeError, match="noise for a sum on a grid is exact: pass rng='system'"):
-            add_noise(summed, GRID, 1.0, rng=generator_for(framework.name))
+            add_noise(summed, GRID, noise_multiplier=1.0, rng=generator_for(framework.name))
 
 
 def test_one_sum_holds_arrays_of_one_framework():
     with pytest.raises(TypeError, match="one sum must hold arrays of one framework"):
-        add_noise([np.ones(1), torch.ones(1)], ONE, 1.0, rng=np.random.default_rng(0))
+        add_noise([np.ones(1), torch.ones(1)], ONE, noise_multiplier=1.0, rng=np.random.default_rng(0))
 
 
 def test_what_holds_no_numbers_comes_back():
     empty = np.zeros(3, jax.dtypes.float0)
-    found = add_noise({"w": jnp.ones(2), "step": empty, "none": None}, ONE, 1.0, rng=jax.random.key(0))
+    found = add_noise({"w": jnp.ones(2), "step": empty, "none": None}, ONE, noise_multiplier=1.0, rng=jax.random.key(0))
     assert found["step"] is empty
     assert found["none"] is None

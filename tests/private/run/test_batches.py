@@ -140,11 +140,11 @@ def test_bad_settings(settings, error, text):
 
 
 def test_batches_count_what_they_draw():
-    batches = PoissonBatches(100, 0.1, 3)
+    batches = PoissonBatches(100, 0.1, steps=3)
     assert batches.drawn == 0
     next(iter(batches))
     assert [batches.drawn for _ in batches] == [2, 3, 4]
     assert [other.drawn for other in (copy.copy(batches), pickle.loads(pickle.dumps(batches)), replace(batches))] == [
         0
     ] * 3
-    assert batches == PoissonBatches(100, 0.1, 3)
+    assert batches == PoissonBatches(100, 0.1, steps=3)

@@ -14,7 +14,7 @@ import gradclip
 from gradclip import PoissonBatches, PrivateRun, clipped_sum_sensitivity
 from gradclip._src.private.run.accounting import epsilon, multiplier_on_integers
 
-BATCHES = PoissonBatches(1000, 0.05, 40, pad_to=128)
+BATCHES = PoissonBatches(1000, 0.05, steps=40, pad_to=128)
 ON_GRID = clipped_sum_sensitivity(1.0, batch_size=128, grid=2**20)
 FLOATS = clipped_sum_sensitivity(1.0, batch_size=128)
 SUM = np.array([3 * 2**20, -(2**20), 0])
@@ -61,7 +61,7 @@ def test_a_continued_run_remembers_its_releases():
 
 
 def test_more_releases_than_steps_overflow_more_often():
-    batches = PoissonBatches(1000, 0.05, 40, pad_to=95)
+    batches = PoissonBatches(1000, 0.05, steps=40, pad_to=95)
     assert 1e-9 < batches.overflow < 1e-7
     found = run_with(batches=batches).epsilon(41)
     assert found >= epsilon(batches.rate, 41, 1.0, 1e-5, overflow=2 * batches.overflow)
@@ -96,7 +96,7 @@ def test_what_epsilon_rests_on_is_fixed():
 
 
 def test_batches_of_a_seed_are_not_released_twice():
-    few = PoissonBatches(1000, 0.05, 2, pad_to=128, seed=0)
+    few = PoissonBatches(1000, 0.05, steps=2, pad_to=128, seed=0)
     run = run_with(batches=few, releases=5)
     for _ in few:
         run.add_noise(SUM)
@@ -167,7 +167,7 @@ def test_a_clipped_function_and_its_batches():
 
 
 def test_what_is_printed_is_never_smaller():
-    run = run_with(batches=PoissonBatches(1000, 0.05, 40, pad_to=95), noise_multiplier=4.0)
+    run = run_with(batches=PoissonBatches(1000, 0.05, steps=40, pad_to=95), noise_multiplier=4.0)
     for releases in (1, 7, 20, 40):
         run.releases = releases
         found = r"epsilon (.*) at delta (.*), add[\s\S]*probability of at most (.*)\)"
@@ -189,7 +189,7 @@ def test_in_words():
     assert "noise multiplier 1, sensitivity 1\n" in text
     assert "not proven: a gradient depends on its own group only" in text
     assert text.count("not proven") == 1
-    seeded = str(run_with(batches=PoissonBatches(1000, 0.05, 40, pad_to=128, seed=0), delta=1e-2))
+    seeded = str(run_with(batches=PoissonBatches(1000, 0.05, steps=40, pad_to=128, seed=0), delta=1e-2))
     assert "not proven: the batches follow from a seed" in seeded
     assert "not proven: that no example is revealed whole: delta is not below 1 / n" in seeded
 
@@ -205,7 +205,7 @@ def test_a_second_sum_of_a_batch_is_refused():
             break
     next(iter(run.batches))
     run.add_noise(SUM)
-    whole = run_with(batches=PoissonBatches(100, 1.0, 4))
+    whole = run_with(batches=PoissonBatches(100, 1.0, steps=4))
     next(iter(whole.batches))
     for _ in range(2):  # without sampling, two sums of a batch are two steps
         whole.add_noise(SUM)
@@ -235,7 +235,7 @@ from gradclip import PoissonBatches, PrivateRun, clipped_sum_sensitivity
 
 sensitivity = clipped_sum_sensitivity(1.0, batch_size=128)
 for rng in ("system", np.random.default_rng(0)):
-    batches = PoissonBatches(1000, 0.05, 40, pad_to=128)
+    batches = PoissonBatches(1000, 0.05, steps=40, pad_to=128)
     run = PrivateRun(batches, sensitivity, delta=1e-5, noise_multiplier=1.0, rng=rng)
     run.add_noise(np.zeros(3))
     child = os.fork()

@@ -14,7 +14,7 @@ FLOATS = clipped_sum_sensitivity(1.0, batch_size=128)
 
 
 def run_with(sensitivity=ON_GRID, batches=None, **settings):
-    batches = batches or PoissonBatches(1000, 0.05, 40, pad_to=128)
+    batches = batches or PoissonBatches(1000, 0.05, steps=40, pad_to=128)
     return PrivateRun(batches, sensitivity, **{"delta": 1e-5, "noise_multiplier": 1.0} | settings)
 
 
@@ -48,7 +48,7 @@ def run_with(sensitivity=ON_GRID, batches=None, **settings):
         ),
         ({"batches": [1, 2, 3]}, TypeError, r"batches must be gradclip\.PoissonBatches, got \[1, 2, 3\] of type list"),
         (
-            {"batches": PoissonBatches(1000, 0.05, 40, pad_to=70)},
+            {"batches": PoissonBatches(1000, 0.05, steps=40, pad_to=70)},
             ValueError,
             "a batch does not fit into 70 places .* Pass a larger pad_to",
         ),

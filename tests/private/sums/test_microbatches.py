@@ -137,5 +137,5 @@ def test_what_is_promised_holds(make):
     rows = make(np.random.default_rng(1).normal(size=(7, 40)).astype(np.float32))
     clipped = gradclip.clipped_grad(loss, 1.0, microbatch_size="1 KiB", pad_to=7)
     clipped(make(np.zeros(40, np.float32)), rows)
-    report = gradclip.check_sensitivity(clipped, rows, clipped.sensitivity(), trials=1)
+    report = gradclip.check_sensitivity(clipped, rows, sensitivity=clipped.sensitivity(), trials=1)
     assert report.holds, report

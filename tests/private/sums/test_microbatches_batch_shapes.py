@@ -32,7 +32,7 @@ def kinks(report):
 
 def test_without_padding_one_example_moves_many(make):
     promised = clipped_sum_sensitivity(1.0, batch_size=8)
-    report = check_sensitivity(clipped(), make(GIVEN[:8]), promised, trials=1)
+    report = check_sensitivity(clipped(), make(GIVEN[:8]), sensitivity=promised, trials=1)
     assert not report.holds
     assert set(report.failures) <= set(kinks(report))
     assert report.worst.distance > 3
@@ -51,7 +51,7 @@ def test_without_padding_one_example_moves_many(make):
 )
 def test_batches_of_one_shape_keep_the_promise(make, settings):
     sum_of = clipped(0.5, **settings)
-    report = check_sensitivity(sum_of, make(GIVEN[:5, :1]), sum_of.sensitivity(batch_size=5), trials=1)
+    report = check_sensitivity(sum_of, make(GIVEN[:5, :1]), sensitivity=sum_of.sensitivity(batch_size=5), trials=1)
     assert report.holds, report
     assert min(case.distance for case in kinks(report)) > 0.499999
     assert len(kinks(report)) == 8
@@ -63,7 +63,7 @@ def test_batches_of_one_shape_keep_the_promise(make, settings):
 def test_examples_computed_alone_may_move(name, settings):
     given = MAKERS.get(name, tf.constant)(GIVEN[:3])
     sum_of = gradclip.clipped_grad(lambda w, x: w * x[0, 0], 0.5, **settings)
-    report = check_sensitivity(sum_of, given, sum_of.sensitivity(batch_size=3), trials=1)
+    report = check_sensitivity(sum_of, given, sensitivity=sum_of.sensitivity(batch_size=3), trials=1)
     assert report.holds, report
     assert all(case.promised for case in report.cases)
 
@@ -71,9 +71,11 @@ def test_examples_computed_alone_may_move(name, settings):
 def test_examples_that_move_are_not_promised():
     """In PyTorch's matrix products some places are computed in another order, on some processors."""
     sum_of = clipped(pad_to=16)
-    anywhere = check_sensitivity(sum_of, torch.as_tensor(GIVEN), clipped_sum_sensitivity(1.0, batch_size=16), trials=1)
+    anywhere = check_sensitivity(
+        sum_of, torch.as_tensor(GIVEN), sensitivity=clipped_sum_sensitivity(1.0, batch_size=16), trials=1
+    )
     assert all(" removed" in case.name and "10 predictions" in case.name for case in anywhere.failures)
-    kept = check_sensitivity(sum_of, torch.as_tensor(GIVEN), sum_of.sensitivity(), trials=1)
+    kept = check_sensitivity(sum_of, torch.as_tensor(GIVEN), sensitivity=sum_of.sensitivity(), trials=1)
     assert kept.holds
     if anywhere.holds:
         assert products.computes_all_places_alike()
@@ -85,7 +87,9 @@ def test_examples_that_move_are_not_promised():
 @pytest.mark.parametrize("relation", ["replace_one", "zero_out"])
 def test_batches_of_one_number_of_examples_keep_the_promise(make, relation):
     sum_of = clipped()
-    report = check_sensitivity(sum_of, make(GIVEN[:8]), sum_of.sensitivity(relation, batch_size=8), trials=1)
+    report = check_sensitivity(
+        sum_of, make(GIVEN[:8]), sensitivity=sum_of.sensitivity(relation, batch_size=8), trials=1
+    )
     assert report.holds, report
 
 
@@ -95,10 +99,10 @@ def test_on_a_grid_likewise():
     padded, varying = (clipped(0.25, grid=10**6, **settings) for settings in ({"pad_to": 4}, {}))
     assert padded.sensitivity().total == exact.total == 0.25
     given = torch.as_tensor(GIVEN[:4])
-    report = check_sensitivity(padded, given, padded.sensitivity(), trials=1)
+    report = check_sensitivity(padded, given, sensitivity=padded.sensitivity(), trials=1)
     assert report.holds, report
     assert report.worst.distance > 0.24
-    assert check_sensitivity(varying, given, exact, trials=1).worst.distance > 0.74
+    assert check_sensitivity(varying, given, sensitivity=exact, trials=1).worst.distance > 0.74
 
 
 def test_a_tree_of_thresholds_and_a_mean():
@@ -107,6 +111,6 @@ def test_a_tree_of_thresholds_and_a_mean():
     settings = {"pad_to": 4, "normalize_by": 5.0, "unit": "group", "return_norms": True}
     sum_of = gradclip.clipped_grad(loss, {"a": 3.0, "b": 4.0}, **settings)
     assert sum_of.sensitivity().bound == 1.0
-    report = check_sensitivity(sum_of, tree, sum_of.sensitivity(), trials=1)
+    report = check_sensitivity(sum_of, tree, sensitivity=sum_of.sensitivity(), trials=1)
     assert report.holds, report
     assert report.worst.distance > 0.999  # of the mean: the sum moves five times as far

@@ -99,7 +99,7 @@ def test_the_largest_sum_is_told():
 
 
 def test_noise():
-    sensitivity = Sensitivity(1.0, "example", "add_or_remove_one", rounding=2.0**-60)
+    sensitivity = Sensitivity(1.0, "example", relation="add_or_remove_one", rounding=2.0**-60)
     assert sensitivity.total == math.nextafter(1.0, 2.0)
     assert sensitivity.noise_std(0) == 0.0
     assert replace(sensitivity, rounding=0.5).noise_std(1.1) == rounded_up(Fraction(1.1) * Fraction(3, 2))
@@ -125,13 +125,16 @@ def test_what_nothing_bounds_gets_no_noise():
 @pytest.mark.parametrize(
     ("sensitivity", "text"),
     [
-        (Sensitivity(1.0, "example", "add_or_remove_one"), "sum over examples, add or remove one example: at most 1.0"),
         (
-            Sensitivity(0.5, "group", "replace_one", denominator=4, rounding=3e-5),
+            Sensitivity(1.0, "example", relation="add_or_remove_one"),
+            "sum over examples, add or remove one example: at most 1.0",
+        ),
+        (
+            Sensitivity(0.5, "group", relation="replace_one", denominator=4, rounding=3e-5),
             "sum over groups / 4, replace one group: at most 0.5 (+ 3e-05 rounding)",
         ),
         (
-            Sensitivity(2.0, "example", "zero_out", rounding=math.nan),
+            Sensitivity(2.0, "example", relation="zero_out", rounding=math.nan),
             "sum over examples, zero out one example: at most 2.0 (+ rounding, unknown without batch_size)",
         ),
     ],
@@ -159,14 +162,26 @@ def test_in_words(sensitivity, text):
         (lambda: clipped_sum_sensitivity(1.0, to_unit=True, per_layer=True), "per_layer depends on the layers"),
         (lambda: clipped_sum_sensitivity(3e38, batch_size=8), "can overflow float32"),
         (lambda: clipped_sum_sensitivity(1.0, batch_size=2**24, summed_in="float32"), "Sum fewer terms, or in float64"),
-        (lambda: Sensitivity(-1.0, "example", "zero_out"), "bound must be a distance"),
-        (lambda: Sensitivity(math.nan, "example", "zero_out"), "bound must be a distance"),
-        (lambda: Sensitivity(1.0, "example", "zero_out", denominator=0.0), "denominator must be None or a positive"),
-        (lambda: Sensitivity(1.0, "example", "zero_out", rounding=-1.0), "rounding must be 0 or more"),
-        (lambda: Sensitivity(1.0, "example", "zero_out", in_steps=0.0), "in_steps must be None or a positive number"),
-        (lambda: Sensitivity(1.0, "example", "zero_out", batch_size=0), "batch_size must be a whole number, 1 or more"),
-        (lambda: Sensitivity(1.0, "example", "zero_out").noise_std(-1.0), "noise_multiplier must be a finite"),
-        (lambda: Sensitivity(1.0, "example", "zero_out").noise_std(math.inf), "noise_multiplier must be a finite"),
+        (lambda: Sensitivity(-1.0, "example", relation="zero_out"), "bound must be a distance"),
+        (lambda: Sensitivity(math.nan, "example", relation="zero_out"), "bound must be a distance"),
+        (
+            lambda: Sensitivity(1.0, "example", relation="zero_out", denominator=0.0),
+            "denominator must be None or a positive",
+        ),
+        (lambda: Sensitivity(1.0, "example", relation="zero_out", rounding=-1.0), "rounding must be 0 or more"),
+        (
+            lambda: Sensitivity(1.0, "example", relation="zero_out", in_steps=0.0),
+            "in_steps must be None or a positive number",
+        ),
+        (
+            lambda: Sensitivity(1.0, "example", relation="zero_out", batch_size=0),
+            "batch_size must be a whole number, 1 or more",
+        ),
+        (lambda: Sensitivity(1.0, "example", relation="zero_out").noise_std(-1.0), "noise_multiplier must be a finite"),
+        (
+            lambda: Sensitivity(1.0, "example", relation="zero_out").noise_std(math.inf),
+            "noise_multiplier must be a finite",
+        ),
     ],
 )
 def test_errors_say_what_to_do(call, message):

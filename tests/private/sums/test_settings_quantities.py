@@ -29,7 +29,7 @@ SCALARS = [
 
 
 def promise(bound, **settings):
-    return Sensitivity(bound, "example", "zero_out", **settings)
+    return Sensitivity(bound, "example", relation="zero_out", **settings)
 
 
 def by_type(value):

@@ -10,7 +10,7 @@ from gradclip._src.thresholds.search.find import GRID, find_max_norm
 
 
 def test_the_best_threshold_of_a_training_that_needs_one():
-    found = find_max_norm(long_chain.train, [0.01, 0.1, 1.0, 100.0], rates=[0.03, 0.1], seeds=2)
+    found = find_max_norm(long_chain.train, [0.01, 0.1, 1.0, 100.0], learning_rates=[0.03, 0.1], seeds=2)
     assert found.max_norm in (0.01, 0.1)
     by_setting = {(trial.max_norm, trial.learning_rate): trial.loss for trial in found.table}
     assert by_setting[100.0, 0.03] > 0.5 > 0.02 > by_setting[0.1, 0.03]
@@ -23,7 +23,7 @@ def test_each_run_is_made_once_in_order():
         calls.append(arguments)
         return 1.0
 
-    find_max_norm(train, [3, 1.0, 3.0], rates=(0.2, 0.1), seeds=[5, 4, 5])
+    find_max_norm(train, [3, 1.0, 3.0], learning_rates=(0.2, 0.1), seeds=[5, 4, 5])
     assert calls == [(c, rate, seed) for rate in (0.1, 0.2) for c in (1.0, 3.0) for seed in (5, 4)]
     calls.clear()
     found = find_max_norm(train, seeds=1)
@@ -49,8 +49,8 @@ def test_values_of_advice_are_candidates():
         ({"candidates": 1.0}, ValueError, "candidates must be a list of numbers of at least 0, got 1.0"),
         ({"candidates": "12"}, ValueError, "candidates must be a list of numbers of at least 0, got '12'"),
         ({"candidates": []}, ValueError, "got none. Leave it out"),
-        ({"rates": [0.0]}, ValueError, "rates must be positive finite numbers, got 0.0"),
-        ({"rates": [math.inf]}, ValueError, "rates must be positive finite numbers, got inf"),
+        ({"learning_rates": [0.0]}, ValueError, "learning_rates must be positive finite numbers, got 0.0"),
+        ({"learning_rates": [math.inf]}, ValueError, "learning_rates must be positive finite numbers, got inf"),
         ({"seeds": 0}, ValueError, "seeds must be a number of at least 1"),
         ({"seeds": [0.5]}, ValueError, "got \\[0.5\\]"),
         ({"seeds": True}, ValueError, "got True"),

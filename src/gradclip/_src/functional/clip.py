@@ -210,12 +210,12 @@ def clip_by_layer_norm(
 
 
 @with_subnormals
-def clip_by_value(tree: Tree, max_value: Threshold, *, where: Where = None, integers: Integers = "keep") -> Tree:
-    """Clamp each element of `tree` to [-max_value, max_value]. NaN stays NaN.
+def clip_by_value(tree: Tree, clip_value: Threshold, *, where: Where = None, integers: Integers = "keep") -> Tree:
+    """Return `tree` alone, without a norm, each element clamped to [-clip_value, clip_value]. NaN stays NaN.
 
     Args:
         tree: arrays of real numbers, as in `clip_by_global_norm`. Integers come back as they are.
-        max_value: the largest magnitude, >= 0. If a leaf's dtype cannot represent it, it is rounded toward zero.
+        clip_value: the largest magnitude, >= 0. If a leaf's dtype cannot represent it, it is rounded toward zero.
         where: which leaves count, as in `global_norm`.
         integers: "raise" refuses integers, as there.
 
@@ -224,7 +224,7 @@ def clip_by_value(tree: Tree, max_value: Threshold, *, where: Where = None, inte
 
     Raises:
         TypeError: a leaf is complex; complex numbers have no order.
-        ValueError: `max_value` is negative or NaN.
+        ValueError: `clip_value` is negative or NaN.
 
     >>> import numpy as np
     >>> clip_by_value(np.array([-3.0, 0.5, 4.0]), 1.0).tolist()
@@ -232,8 +232,8 @@ def clip_by_value(tree: Tree, max_value: Threshold, *, where: Where = None, inte
 
     """
     flat = counted(tree, choice_of(where, integers))
-    backend = find(flat.leaves, flat.paths, max_value)
-    bound = check_threshold(max_value, "max_value", backend=backend)
+    backend = find(flat.leaves, flat.paths, clip_value)
+    bound = check_threshold(clip_value, "clip_value", backend=backend)
     arrays = prepared(backend, flat)
     check_real(arrays, flat.paths)
 
@@ -245,7 +245,7 @@ def clip_by_value(tree: Tree, max_value: Threshold, *, where: Where = None, inte
         return backend.leave_all(clamped, patterns), None, []
 
     clip = backend.differentiable(primal, ValueRule(own))
-    return flat.rebuild(clip(arrays, scalar_array(max_value), None)[0])
+    return flat.rebuild(clip(arrays, scalar_array(clip_value), None)[0])
 
 
 @with_subnormals
@@ -314,9 +314,9 @@ def clip_by_unit_norm(
 def adaptive_grad_clip(
     tree: Tree,
     params: object,
+    *,
     clipping: Threshold = 0.01,
     eps: Threshold = 1e-3,
-    *,
     unit_axis: UnitAxis = None,
     ord: Ord = 2,
     nonfinite: Policy = "propagate",

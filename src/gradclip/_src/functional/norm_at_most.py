@@ -26,7 +26,7 @@ from gradclip.typing import Integers, Ord, Threshold, Where
 
 @with_subnormals
 def norm_at_most(
-    tree: object, max_norm: Threshold, ord: Ord = 2, *, where: Where = None, integers: Integers = "keep"
+    tree: object, max_norm: Threshold, *, ord: Ord = 2, where: Where = None, integers: Integers = "keep"
 ) -> bool:
     """Return whether ||tree|| <= max_norm, without any rounding. The norm is (sum |x|**p)**(1/p) over all leaves.
 

@@ -24,8 +24,8 @@ else:
 def guard(
     optimizer: Optimizer,
     max_norm: Threshold | AdaptiveThreshold | Handle | None = None,
-    every: int = 100,
     *,
+    every: int = 100,
     ord: Ord | Order = 2,
     on_mistake: OnMistake = "warn",
     stop_after: int | None = None,

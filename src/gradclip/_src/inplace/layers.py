@@ -292,8 +292,8 @@ def _arranged(parameters: Parameters, norms: Sequence[Any], given: Given) -> Any
 def clip_grad_layer_norm_(
     parameters: Parameters,
     max_norm: Thresholds,
-    ord: Ord = 2,
     *,
+    ord: Ord = 2,
     nonfinite: Policy = "propagate",
     process_group: ProcessGroups = None,
     mesh: Meshes = None,

@@ -50,8 +50,8 @@ from gradclip.typing import (
 def clip_grad_unit_norm_(
     parameters: Parameters,
     max_norm: Thresholds,
-    ord: Ord = 2,
     *,
+    ord: Ord = 2,
     unit_axis: UnitAxis = None,
     nonfinite: Policy = "propagate",
     process_group: ProcessGroups = None,
@@ -121,7 +121,7 @@ def adaptive_grad_clip_(
     eps: Threshold = 1e-3,
     ord: Ord = 2,
     *,
-    weights: object = None,
+    params: object = None,
     unit_axis: UnitAxis = None,
     nonfinite: Policy = "propagate",
     process_group: ProcessGroups = None,
@@ -136,7 +136,7 @@ def adaptive_grad_clip_(
         clipping: the largest allowed ratio of gradient norm to parameter norm, >= 0; `inf` clips nothing.
         eps: a lower limit for the parameter norm, >= 0.
         ord: which norm, as in `gradclip.global_norm`.
-        weights: the values of the parameters. Needed only if `parameters` are not arrays themselves: then a list with
+        params: the values of the parameters. Needed only if `parameters` are not arrays themselves: then a list with
             one array per parameter. For a tree of NumPy arrays (the gradients), a tree of the same structure.
         unit_axis: the axis or axes that index the units, as in `gradclip.clip_by_unit_norm`. None for the framework's
             own layout.
@@ -151,22 +151,22 @@ def adaptive_grad_clip_(
         `gradclip.adaptive_grad_clip`.
 
     Raises:
-        TypeError: `parameters` are not arrays, and `weights` is missing.
-        ValueError: the shapes of weights and gradients differ. Other errors are those of `clip_grad_unit_norm_`.
+        TypeError: `parameters` are not arrays, and `params` is missing.
+        ValueError: the shapes of `params` and gradients differ. Other errors are those of `clip_grad_unit_norm_`.
 
     After an error, the gradients are unchanged.
 
     >>> import numpy as np
     >>> update = np.array([[3.0, 0.3], [4.0, 0.4]])
     >>> weights = np.array([[6.0, 60.0], [8.0, 80.0]])
-    >>> norms = adaptive_grad_clip_(update, clipping=0.1, weights=weights)
+    >>> norms = adaptive_grad_clip_(update, clipping=0.1, params=weights)
     >>> norms.tolist(), update.round(6).tolist()
     ([5.0, 0.5], [[0.6, 0.3], [0.8, 0.4]])
 
     """
     if process_group is None and mesh is None and where is None and integers == "keep":
         parameters = reusable(parameters)
-        thresholds = partial(following, parameters, weights, (clipping, eps))
+        thresholds = partial(following, parameters, params, (clipping, eps))
         found = clip_at_once(parameters, (ord, nonfinite), partial(rows_of, unit_axis=unit_axis), thresholds)
         if found is not None:
             return found
@@ -179,7 +179,7 @@ def adaptive_grad_clip_(
         adaptive, given = adaptive_of(taken.backend, *scalars)
         layers = Layerwise.of(call.params, 0.0, taken.backend, taken.gradients)
         mine, layout = _laid(taken, layers, unit_axis)
-        beside = _beside(mine, weights_of(call.params, weights), call.lacking)
+        beside = _beside(mine, weights_of(call.params, params), call.lacking)
         if taken.backend.concrete:
             adaptive, given = Adaptive(adaptive.known), []
         # Another process may have a gradient that is missing here, beside the weights.

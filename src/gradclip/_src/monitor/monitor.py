@@ -15,7 +15,7 @@ from gradclip._src.monitor.pending import Note, Pending, named, norm_and_thresho
 from gradclip._src.monitor.records import Columns, Counts, LayerTable, Overview, Spike, Step
 from gradclip._src.monitor.saved import State, from_lines, groups_of, to_line
 from gradclip._src.monitor.spikes import Spikes
-from gradclip._src.words import shown
+from gradclip._src.words import shown, with_advice
 from gradclip.typing import Policy, StepPolicy
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class Monitor:
 
     """
 
+    @with_advice
     def __init__(
         self,
         capacity: int = _CAPACITY,
@@ -124,8 +125,8 @@ class Monitor:
         self,
         norm: object,
         max_norm: object = None,
-        layer_norms: object = None,
         *,
+        layer_norms: object = None,
         nonfinite: Policy | StepPolicy = "propagate",
         names: Sequence[str] | None = None,
         skip_above: float = math.inf,

@@ -168,7 +168,7 @@ def weights_of(params: ParameterList, weights: object) -> dict[int, Any]:
         flat = counted(params.tree, params.choice)
         if weights is None:
             raise TypeError(
-                "a tree of arrays holds only gradients. Pass the parameters as weights=, a tree of the same structure."
+                "a tree of arrays holds only gradients. Pass the parameters as params=, a tree of the same structure."
             )
         return _once(flat.leaves, parameters_beside(flat, weights))
     if weights is None:
@@ -176,12 +176,12 @@ def weights_of(params: ParameterList, weights: object) -> dict[int, Any]:
             if grad is not None and not (known(parameter) and is_array(parameter)):
                 raise TypeError(
                     f"{params.name(index)} is of type {type(parameter).__name__}, not an array, so it has no norm. "
-                    "Pass weights=, a list with one array for each parameter."
+                    "Pass params=, a list with one array for each parameter."
                 )
         weights = params.parameters
     if not isinstance(weights, list | tuple) or len(weights) != len(params.gradients):
         raise ValueError(
-            f"weights must be a list with one array for each of the {len(params.gradients)} parameters, in their order."
+            f"params must be a list with one array for each of the {len(params.gradients)} parameters, in their order."
         )
     return _once(params.parameters, weights)
 

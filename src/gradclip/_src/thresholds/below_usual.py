@@ -10,12 +10,13 @@ from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.thresholds.following import FollowingRule, fraction_of, recovery_steps
 from gradclip._src.thresholds.history import AnyHistory, SteadyHistory, namespace_of, of_one_norm
 from gradclip._src.thresholds.quantile import QuantileRule
-from gradclip._src.words import typed
+from gradclip._src.words import advised, typed
 from gradclip.typing import HasDtype, Scalar
 
 _LEAST = 0.25
 
 
+@advised
 @dataclass(frozen=True)
 class SpreadRule(FollowingRule):
     """A threshold that follows the norms, lower where they vary: factor * m * r**2, limited to [lower, upper].
@@ -67,7 +68,7 @@ class SpreadRule(FollowingRule):
 
     factor: float = 1.0
     quantile: float = 0.1
-    window: int = 256
+    window: int = field(default=256, kw_only=True)
     _middle: tuple[int, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -120,6 +121,7 @@ def rule_given(rule: FollowingRule | None, *, skips: bool) -> FollowingRule:
 _DOWN, _UP = 8.0, 4.0
 
 
+@advised
 @dataclass(frozen=True)
 class SteadyRule(FollowingRule):
     """A threshold far below the norms that stays the same: factor * the first norm, moved only if it no longer fits.
@@ -173,8 +175,8 @@ class SteadyRule(FollowingRule):
 
     factor: float = 0.125
     quantile: float = 0.5
-    window: int = 128
-    initial: float = 0.01
+    window: int = field(default=128, kw_only=True)
+    initial: float = field(default=0.01, kw_only=True)
 
     def init(self, like: HasDtype | None = None, shape: tuple[int, ...] = ()) -> SteadyHistory:
         """Return an empty history, as `gradclip.QuantileRule.init` does."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from fractions import Fraction
 from functools import lru_cache, partial
 from typing import Any, ClassVar
@@ -58,6 +58,7 @@ class FollowingRule:
 
     factor: float
     quantile: float
+    _: KW_ONLY
     window: int
     initial: float = math.inf
     lower: float = 0.0

@@ -8,7 +8,7 @@ threshold, and noise is added to that fraction.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from gradclip._src.backends.registry import entry_of, framework_of
 from gradclip._src.core.formats import FLOAT32
 from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.thresholds.history import check_between, framework_like
+from gradclip._src.words import advised
 from gradclip.typing import HasDtype, Scalar
 
 
@@ -29,15 +30,16 @@ class PrivateQuantileState(NamedTuple):
     log_norm: Any
 
 
+@advised
 @dataclass(frozen=True)
 class PrivateQuantile:
-    """A threshold C that follows a quantile of the examples' norms: C <- C * exp(-learning_rate * (b - target)).
+    """A threshold C that follows a quantile of the examples' norms: C <- C * exp(-learning_rate * (b - quantile)).
 
     Here b is the fraction of examples with a norm of at most C, with noise, clamped to [0, 1]. C stays between `lower`
     and `upper`. The rule is functional: you pass the state in and get a new one back, in every framework.
 
     Attributes:
-        target: the fraction of examples to leave unclipped, from 0 to 1.
+        quantile: the fraction of examples to leave unclipped, from 0 to 1.
         learning_rate: the size of a step, above 0 and at most 10. C changes by at most a factor of exp(learning_rate).
         initial: the first threshold, in the units of an example's gradient.
         lower: the smallest threshold, > 0.
@@ -61,8 +63,9 @@ class PrivateQuantile:
 
     """
 
-    target: float = 0.5
+    quantile: float = 0.5
     learning_rate: float = 0.2
+    _: KW_ONLY
     initial: float = 1.0
     lower: float = 1e-6
     upper: float = 1e6
@@ -70,7 +73,7 @@ class PrivateQuantile:
     @with_subnormals
     def __post_init__(self) -> None:
         checked = {
-            "target": check_between("target", self.target, 0.0, 1.0),
+            "quantile": check_between("quantile", self.quantile, 0.0, 1.0),
             "learning_rate": check_between("learning_rate", self.learning_rate, 0.0, 10.0, above_low=True),
             **{
                 name: check_between(name, getattr(self, name), FLOAT32.tiny, FLOAT32.largest)
@@ -124,7 +127,7 @@ class PrivateQuantile:
         xp = framework.namespace
         given = noised if entry_of(noised) is entry_of(log_norm) else xp.full_like(log_norm, float(noised))
         fraction = xp.astype(xp.where(given < 1, xp.where(given > 0, given, 0.0), 1.0), log_norm.dtype)
-        moved = log_norm - self.learning_rate * (fraction - self.target)
+        moved = log_norm - self.learning_rate * (fraction - self.quantile)
         moved = xp.where(moved < math.log(self.lower), math.log(self.lower), moved)
         moved = xp.where(moved > math.log(self.upper), math.log(self.upper), moved)
         return PrivateQuantileState(xp.astype(xp.where(xp.isnan(given), log_norm, moved), log_norm.dtype))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from gradclip._src.thresholds.following import FollowingRule
+from gradclip._src.words import advised
 from gradclip.typing import Scalar
 
 
+@advised
 @dataclass(frozen=True)
 class QuantileRule(FollowingRule):
     """A threshold that follows the norms: factor * (quantile of the last `window` norms), limited to [lower, upper].
@@ -62,6 +64,7 @@ class QuantileRule(FollowingRule):
 
     factor: float = 2.0
     quantile: float = 0.5
+    _: KW_ONLY
     window: int = 128
 
     def _of(

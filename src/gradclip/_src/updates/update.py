@@ -198,7 +198,7 @@ _OF_FLOWER = (
 
 
 @with_subnormals
-def check_update(tree: object, max_norm: Threshold, like: object = None, ord: Ord = 2) -> UpdateCheck:
+def check_update(tree: object, max_norm: Threshold, *, like: object = None, ord: Ord = 2) -> UpdateCheck:
     """Return whether an update is acceptable, with the reason: its norm is at most max_norm, and it is like a template.
 
     The norm is (sum |x|**p)**(1/p) over all arrays of floating-point or complex numbers. It is compared with

@@ -39,7 +39,7 @@ from gradclip._src.private.sums.rounding import root_up
 from gradclip._src.private.sums.sensitivity import Sensitivity
 from gradclip._src.private.sums.settings import as_count, as_number
 from gradclip._src.tree import FlatTree, flatten
-from gradclip._src.words import shown
+from gradclip._src.words import shown, with_advice
 from gradclip.typing import Dtype, Relation, Tree
 
 _LOOSE = 4
@@ -126,7 +126,7 @@ def as_promise(promised: object) -> Sensitivity:
     """Return the promise. A number is the largest distance when one example is added or removed."""
     if isinstance(promised, Sensitivity):
         return promised
-    return Sensitivity(as_number("sensitivity", promised), "example", "add_or_remove_one")
+    return Sensitivity(as_number("sensitivity", promised), "example", relation="add_or_remove_one")
 
 
 def as_dtypes(dtypes: object) -> tuple[str | None, ...]:
@@ -142,13 +142,13 @@ def as_dtypes(dtypes: object) -> tuple[str | None, ...]:
     return tuple(names) or (None,)
 
 
-def check_settings(function: Callable[[Any], Any], trials: object, seed: object) -> tuple[int, int]:
+def check_settings(fun: Callable[[Any], Any], trials: object, seed: object) -> tuple[int, int]:
     """Return the number of trials and the seed as ints.
 
     Raises TypeError if the function is not callable, ValueError for a bad number of trials or a bad seed.
     """
-    if not callable(function):
-        raise TypeError(f"function must be callable with a tree of gradients, got {shown(function)}.")
+    if not callable(fun):
+        raise TypeError(f"fun must be callable with a tree of gradients, got {shown(fun)}.")
     if isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or seed < 0:
         raise ValueError(f"seed must be a whole number, 0 or more, got {shown(seed)}.")
     return as_count("trials", trials), int(seed)
@@ -157,12 +157,12 @@ def check_settings(function: Callable[[Any], Any], trials: object, seed: object)
 def check_sums(flat: FlatTree) -> None:
     """Raise an error if a function's result holds no arrays of numbers."""
     if not flat.leaves:
-        raise ValueError("function returned no arrays. Return the sums of clipped gradients.")
+        raise ValueError("fun returned no arrays. Return the sums of clipped gradients.")
     for leaf in flat.leaves:
         name = _dtype(leaf)
         if name not in SUPPORTED and not name.startswith(("int", "uint")):
             raise TypeError(
-                f"function returned {shown(leaf)} of dtype {name}. Return sums in one of {', '.join(SUPPORTED)}, or "
+                f"fun returned {shown(leaf)} of dtype {name}. Return sums in one of {', '.join(SUPPORTED)}, or "
                 "integers."
             )
 
@@ -179,7 +179,7 @@ def check_alike(first: FlatTree, second: FlatTree, counts: tuple[int, int]) -> N
     if made[0] == made[1] and first.structure == second.structure:
         return
     raise ValueError(
-        f"function returned {_listed(made[0])} for {counts[0]} examples, and {_listed(made[1])} for {counts[1]}. "
+        f"fun returned {_listed(made[0])} for {counts[0]} examples, and {_listed(made[1])} for {counts[1]}. "
         "Return sums over the examples, with the same structure, shapes and dtypes for every batch. From "
         "gradclip.per_example_clip, return the first result only."
     )
@@ -193,23 +193,24 @@ def _listed(made: dict[str, str]) -> str:
     return shown(", ".join(f"{path} {what}" for path, what in made.items())).strip("'\"")
 
 
+@with_advice
 def check_sensitivity(
-    function: Callable[[Tree], object] | ClippedFunction,
+    fun: Callable[[Tree], object] | ClippedFunction,
     examples: Tree,
-    sensitivity: Sensitivity | float,
     *,
+    sensitivity: Sensitivity | float,
     dtypes: Dtype | Iterable[Dtype] | None = None,
     trials: int = 2,
     seed: int = 0,
 ) -> SensitivityReport:
-    """Search for an example that moves `function`'s sum by more than `sensitivity`; measure ||f(D) - f(D')|| exactly.
+    """Search for an example that moves the sum of `fun` by more than `sensitivity`; measure ||f(D) - f(D')|| exactly.
 
     D and D' differ in one example, by the relation of the sensitivity. That example is NaN, zero, huge, tiny, at the
     threshold, and so on. The other examples are the given ones, zeros, random, or point in the same or the opposite
     direction.
 
     Args:
-        function: a function from a tree of per-example gradients, batch on axis 0, to a tree of sums. If the relation
+        fun: a function from a tree of per-example gradients, batch on axis 0, to a tree of sums. If the relation
             is "add_or_remove_one", it must also accept a batch with one example fewer, in any order. Or pass what
             `clipped_grad` returned. Its settings are then tested with losses whose gradients are the examples (for
             method="ghost", through products, so that large gradients come in factors), and with losses that have a
@@ -237,7 +238,7 @@ def check_sensitivity(
     ...     norms = np.linalg.norm(grads, axis=1, keepdims=True)
     ...     kept = np.minimum(1, 1 / np.maximum(norms, 1e-30))
     ...     return (grads * kept).mean(axis=0)
-    >>> report = check_sensitivity(mean_of_clipped, np.ones((10, 3)), 1 / 10)
+    >>> report = check_sensitivity(mean_of_clipped, np.ones((10, 3)), sensitivity=1 / 10)
     >>> report.holds, report.worst.name, report.worst.problem
     (False, 'one NaN among the examples given', 'NaN in the result')
 
@@ -247,17 +248,17 @@ def check_sensitivity(
     check_dtypes(flat.leaves, lambda: [f"examples{path}" for path in flat.paths()])
     if len(flat.leaves[0]) < 2:
         raise ValueError("pass two examples or more: one is removed or replaced.")
-    trials, seed = check_settings(function, trials, seed)
+    trials, seed = check_settings(fun, trials, seed)
     sensitivity = as_promise(sensitivity)
     threshold = min(sensitivity.total * (sensitivity.denominator or 1.0), sys.float_info.max)
     if sensitivity.relation == "replace_one":
         threshold /= 2
-    clipped = function if isinstance(function, ClippedFunction) else None
+    clipped = fun if isinstance(fun, ClippedFunction) else None
     if clipped is not None and clipped.settings.to_unit:
         threshold = min(threshold_of(clipped), sys.float_info.max)
     unit = Fraction(1) if clipped is None else step_of(clipped)
     framework = framework_of(flat.leaves[0])
-    call = function if clipped is None else framework.compiled(of_gradients(clipped, _zeros_like_one))
+    call = fun if clipped is None else framework.compiled(of_gradients(clipped, _zeros_like_one))
     cases = []
     for dtype in as_dtypes(dtypes):
         bench = _Bench.of(flat, dtype, threshold, call, sensitivity.relation, unit)

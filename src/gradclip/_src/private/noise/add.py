@@ -133,7 +133,7 @@ _NOT_SUMS = (ExampleOutputs, PerExampleInfo)
 
 
 @with_subnormals
-def add_noise(summed: Tree, sensitivity: Sensitivity, noise_multiplier: float, *, rng: object) -> Tree:
+def add_noise(summed: Tree, sensitivity: Sensitivity, *, noise_multiplier: float, rng: object = "system") -> Tree:
     """Return a sum with Gaussian noise of standard deviation noise_multiplier * sensitivity in each element.
 
     Args:

@@ -32,6 +32,7 @@ import numpy as np
 from gradclip._src.private.noise.draws import check_seed, chosen, draws_from, shuffled
 from gradclip._src.private.sums.rounding import rounded_up
 from gradclip._src.private.sums.settings import as_count, as_number
+from gradclip._src.words import advised
 
 if TYPE_CHECKING:
     from gradclip._src.private.noise.draws import Generator
@@ -106,6 +107,7 @@ _FINEST = 2**53
 _RISK = 1e-12
 
 
+@advised
 @dataclass(frozen=True, repr=False)
 class PoissonBatches:
     """Batches of a data set by Poisson sampling: each example is in each batch with probability `rate`.
@@ -145,7 +147,7 @@ class PoissonBatches:
 
     n: int
     rate: float
-    steps: int
+    steps: int = field(kw_only=True)
     pad_to: int = field(default=None, kw_only=True)  # type: ignore[assignment]  # a number once it is made
     seed: "int | Generator | None" = field(default=None, kw_only=True)
 

@@ -202,7 +202,7 @@ class PrivateRun:
         check_not_recorded(summed)
         self._check_process()
         self._check_repeats()
-        noised = add_noise(summed, promised, self.noise_multiplier, rng=self._rng)
+        noised = add_noise(summed, promised, noise_multiplier=self.noise_multiplier, rng=self._rng)
         with _counting:
             self.releases += 1
             self.__dict__["_made"] += getattr(self.batches, "drawn", 0) > 0

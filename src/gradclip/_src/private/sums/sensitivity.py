@@ -11,7 +11,7 @@ examples is itself private. What rounding adds is in `private/sums/rounding.py`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 
 from gradclip._src.core.formats import Format
@@ -29,13 +29,14 @@ from gradclip._src.private.sums.settings import (
     grid_for,
 )
 from gradclip._src.tree import flatten
-from gradclip._src.words import shown
+from gradclip._src.words import advised, shown
 from gradclip.typing import Policy, Relation, RuleName, SumDtype, Thresholds, Unit, WideDtype
 
 RELATIONS = ("add_or_remove_one", "replace_one", "zero_out")
 UNITS = ("example", "group")
 
 
+@advised
 @dataclass(frozen=True)
 class Sensitivity:
     """The largest L2 distance that one unit of data can move a result.
@@ -59,7 +60,7 @@ class Sensitivity:
     Raises:
         ValueError: a number out of range, or an unknown name. TypeError: a value that is not a number.
 
-    >>> mean = Sensitivity(0.5, "example", "add_or_remove_one", denominator=4.0)
+    >>> mean = Sensitivity(0.5, "example", relation="add_or_remove_one", denominator=4.0)
     >>> print(mean)
     sum over examples / 4, add or remove one example: at most 0.5
     >>> mean.noise_std(noise_multiplier=3.0)
@@ -68,6 +69,7 @@ class Sensitivity:
 
     bound: float
     unit: Unit
+    _: KW_ONLY
     relation: Relation
     denominator: float | None = None
     rounding: float = 0.0
@@ -117,7 +119,7 @@ class Sensitivity:
         Raises ValueError for a negative or infinite multiplier, for noise beyond float64's range, and when `total`
         does. Raises TypeError for a multiplier that is not a number.
 
-        >>> Sensitivity(1.0, "example", "replace_one").noise_std(noise_multiplier=1.1)
+        >>> Sensitivity(1.0, "example", relation="replace_one").noise_std(noise_multiplier=1.1)
         1.1
         """
         multiplier = as_number("noise_multiplier", noise_multiplier)
@@ -268,9 +270,9 @@ def sensitivity_of(
         grid_for(settings.grid, known["elements"] or 1, known["batch_size"] or 1)
     denominator = None if divisor == 1 else divisor
     if settings.policy.tells:
-        return Sensitivity(math.inf, unit, relation, denominator, note=settings.policy.tells)
+        return Sensitivity(math.inf, unit, relation=relation, denominator=denominator, note=settings.policy.tells)
     if math.inf in thresholds and not settings.to_unit:
-        return Sensitivity(math.inf, unit, relation, denominator)
+        return Sensitivity(math.inf, unit, relation=relation, denominator=denominator)
     times = 1 + (relation == "replace_one")
     one = root_up(sum((Fraction(1.0 if settings.to_unit else c) ** 2 for c in thresholds), Fraction(0)))
     bound = math.inf
@@ -293,7 +295,15 @@ def sensitivity_of(
     rounding = summation.bound(one, known["batch_size"])
     integers = settings.grid is not None and rounding == 0 and denominator is None
     steps = root_up(Fraction(len(thresholds) * (times * (settings.grid or 1)) ** 2)) if integers else None
-    return Sensitivity(bound, unit, relation, denominator, rounding, batch_size=known["batch_size"], in_steps=steps)
+    return Sensitivity(
+        bound,
+        unit,
+        relation=relation,
+        denominator=denominator,
+        rounding=rounding,
+        batch_size=known["batch_size"],
+        in_steps=steps,
+    )
 
 
 def _thresholds(max_norm: Thresholds) -> list[float]:

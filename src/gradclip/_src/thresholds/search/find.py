@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from gradclip._src.thresholds.search.trials import Trial, middle_of, plateau_of
-from gradclip._src.words import shown
+from gradclip._src.words import shown, with_advice
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -204,23 +204,25 @@ def _check_can_be_sent(train: Train) -> None:
 GRID = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, math.inf)
 
 
+@with_advice
 def find_max_norm(
     train: Train,
     candidates: Iterable[float] | None = None,
     *,
-    rates: Iterable[float] | None = None,
+    learning_rates: Iterable[float] | None = None,
     seeds: int | Iterable[int] = 3,
     workers: int = 1,
 ) -> MaxNormSearch:
     """Train shortly with each threshold, and return which one is best.
 
     Args:
-        train: a function `train(max_norm, seed)`, or with `rates` `train(max_norm, learning_rate, seed)`. It trains
+        train: a function `train(max_norm, seed)`, or with `learning_rates` `train(max_norm, learning_rate, seed)`. It
+            trains
             from the start and returns the final loss, a number: lower is better, NaN or infinity means diverged. Use
             the mean of the last steps, or the loss on held-out data: the loss of one batch is mostly noise.
         candidates: the thresholds, numbers of at least 0, `math.inf` for no clipping. None: 0.01, 0.03, 0.1 and so on
             to 100, and `inf`. A short list is cheaper: `monitor.advise().try_values` of an unclipped run.
-        rates: the learning rates to try with each threshold, positive numbers; None passes none.
+        learning_rates: the learning rates to try with each threshold, positive numbers; None passes none.
         seeds: how many seeds, then 0, 1, ... are passed; or the seeds.
         workers: how many trainings run at once, each in its own process. Processes import `train`, so define it at the
             top level of a module, and call this below `if __name__ == "__main__":`. 1 trains in this process.
@@ -245,7 +247,9 @@ def find_max_norm(
     if not callable(train):
         raise TypeError(f"train must be a function of a threshold and a seed, got {shown(train)}.")
     thresholds = _numbers("candidates", GRID if candidates is None else candidates, 0.0, math.inf)
-    steps = [None] if rates is None else _numbers("rates", rates, 5e-324, 1.7976931348623157e308)
+    steps = (
+        [None] if learning_rates is None else _numbers("learning_rates", learning_rates, 5e-324, 1.7976931348623157e308)
+    )
     drawn = _seeds(seeds)
     if isinstance(workers, bool) or not isinstance(workers, Integral) or workers < 1:
         raise ValueError(f"workers must be a whole number of at least 1, got {shown(workers)}.")
