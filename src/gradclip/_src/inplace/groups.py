@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from itertools import accumulate, pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -27,8 +28,8 @@ from gradclip._src.core.rules import CLIP, Seen
 from gradclip._src.core.values import Array
 from gradclip._src.distributed.processes import ONE_PROCESS, Processes
 from gradclip._src.inplace.driver import clip_jointly
-from gradclip._src.inplace.gradients import Gradients, Taken, entered
-from gradclip._src.passed.arguments import check_threshold
+from gradclip._src.inplace.gradients import Gradients, Taken, chosen, entered
+from gradclip._src.passed.arguments import check_real, check_threshold
 from gradclip._src.passed.leaves import counted
 from gradclip._src.passed.parameters import ParameterList, have_thresholds
 from gradclip._src.thresholds.holder import AdaptiveThreshold
@@ -80,15 +81,16 @@ class ParameterPart(NamedTuple):
         return self.recorded
 
 
-def parts_of(params: ParameterList, max_norm: object, *, alone: bool) -> list[ParameterPart]:
+def parts_of(params: ParameterList, max_norm: object, *, alone: bool, what: str = "max_norm") -> list[ParameterPart]:
     """Return the parts of the parameters, each with a threshold.
 
     `alone`: no other processes are named, so each pattern must match here. Raises ValueError if it is unclear which
-    threshold a parameter has, and TypeError for patterns that are no strings.
+    threshold a parameter has, and TypeError for patterns that are no strings. Errors call the threshold `what`.
     """
-    parts = (
-        _of_patterns(params, max_norm, alone=alone) if isinstance(max_norm, Mapping) else _of_groups(params, max_norm)
-    )
+    if isinstance(max_norm, Mapping):
+        parts = _of_patterns(params, max_norm, what, alone=alone)
+    else:
+        parts = _of_groups(params, max_norm)
     followed = [part for part in parts if part.adaptive is not None]
     if len({id(part.max_norm) for part in followed}) < len(followed):
         raise ValueError(
@@ -116,58 +118,60 @@ def _name_of(group: Mapping[str, Any], number: int) -> str:
     return name if isinstance(name, str) else f"parameters.{number}"
 
 
-def _of_patterns(params: ParameterList, thresholds: Mapping[Any, Any], *, alone: bool) -> list[ParameterPart]:
+def _of_patterns(
+    params: ParameterList, thresholds: Mapping[Any, Any], what: str, *, alone: bool
+) -> list[ParameterPart]:
     if any("max_norm" in group for group in params.groups):
         raise ValueError(
-            "thresholds come twice: parameter groups have the key 'max_norm', and max_norm maps patterns of names to "
+            f"thresholds come twice: parameter groups have the key 'max_norm', and {what} maps patterns of names to "
             "thresholds. Pass one of the two."
         )
     patterns = tuple(thresholds)
     if not patterns or not all(isinstance(one, str) for one in patterns):
         raise TypeError(
-            "as a dict, max_norm maps patterns of the names of parameters to thresholds, such as {'encoder.*': 1.0, "
-            f"'*': 0.5}}, got {shown(dict(thresholds))}."
+            f"as a dict, {what} maps patterns of the names of parameters to thresholds, such as "
+            f"{{'encoder.*': 1.0, '*': 0.5}}, got {shown(dict(thresholds))}."
         )
     if params.tree is None:
-        items, names = params.parameters, params.names_for("a pattern of max_norm")
+        items, names = params.parameters, params.names_for(f"a pattern of {what}")
     else:
         flat = counted(params.tree, params.choice)
         items, names = flat.leaves, dotted(tuple(flat.paths()))
-    matched = _matched(names, patterns)
+    matched = _matched(names, patterns, what)
     if alone:
-        _check_matches(names, patterns, matched)
+        _check_matches(names, patterns, matched, what)
     _check_once(items, matched, names.__getitem__)
     each = zip(patterns, thresholds.values(), matched, strict=True)
-    return [ParameterPart(pattern, limit, places, f"max_norm[{pattern!r}]") for pattern, limit, places in each]
+    return [ParameterPart(pattern, limit, places, f"{what}[{pattern!r}]") for pattern, limit, places in each]
 
 
 # Cached: matching takes longer than clipping.
 @lru_cache(maxsize=64)
-def _matched(names: tuple[str, ...], patterns: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+def _matched(names: tuple[str, ...], patterns: tuple[str, ...], what: str) -> tuple[tuple[int, ...], ...]:
     """Return, for each pattern, the places of the names that it is the first to match."""
     found: list[list[int]] = [[] for _ in patterns]
     for place, name in enumerate(names):
         first = next((number for number, one in enumerate(patterns) if fnmatchcase(name, one)), None)
         if first is None:
             raise ValueError(
-                f"no pattern of max_norm matches {name}. Add one, such as '*' at the end, for all others. Its "
+                f"no pattern of {what} matches {name}. Add one, such as '*' at the end, for all others. Its "
                 "threshold may be None: then they are only measured."
             )
         found[first].append(place)
     return tuple(map(tuple, found))
 
 
-def _check_matches(names: Sequence[str], patterns: Sequence[str], matched: Sequence[Sequence[int]]) -> None:
+def _check_matches(names: Sequence[str], patterns: Sequence[str], matched: Sequence[Sequence[int]], what: str) -> None:
     for pattern, places in zip(patterns, matched, strict=True):
         if places:
             continue
         if any(fnmatchcase(name, pattern) for name in names):
             raise ValueError(
-                f"the pattern {pattern!r} of max_norm gets no parameter: patterns before it match all of its names. "
+                f"the pattern {pattern!r} of {what} gets no parameter: patterns before it match all of its names. "
                 "Put it before them."
             )
         raise ValueError(
-            f"the pattern {pattern!r} of max_norm matches no name. The names are {listed(names) or 'none'}. Correct it "
+            f"the pattern {pattern!r} of {what} matches no name. The names are {listed(names) or 'none'}. Correct it "
             "or leave it out."
         )
 
@@ -188,6 +192,42 @@ def _check_once(items: Sequence[Any], parts: Iterable[Sequence[int]], name: Call
 def several_norms(parameters: object, max_norm: object) -> bool:
     """Return whether parts of the parameters have thresholds of their own."""
     return isinstance(max_norm, Mapping) or have_thresholds(parameters)
+
+
+def threshold_of_each(params: ParameterList, max_norm: Any, *, alone: bool) -> Any:
+    """Return the thresholds of a call with a norm for each gradient.
+
+    If they come by patterns of names or by parameter groups, that is a list with one for each parameter, or a tree.
+    Elsewhere it is `max_norm`: for a tree of arrays, a dict without a wildcard is a prefix.
+    """
+    if not several_norms(params.groups, max_norm) or (params.tree is not None and not _has_wildcard(max_norm)):
+        return max_norm
+    some = chosen(params, params.choice, alone=alone)
+    each = [(part.recorded, place) for part in parts_of(some, max_norm, alone=alone) for place in part.places]
+    if params.tree is not None:
+        flat = counted(params.tree, params.choice)
+        return flat.arrange([limit for limit, _ in sorted(each, key=itemgetter(1))], math.inf)
+    limits = {id(some.parameters[place]): limit for limit, place in each}
+    return [limits.get(id(parameter), math.inf) for parameter in params.parameters]
+
+
+def _has_wildcard(thresholds: object) -> bool:
+    keys = thresholds if isinstance(thresholds, Mapping) else ()
+    return any(isinstance(key, str) and any(sign in key for sign in "*?[") for key in keys)
+
+
+def clamp_by_parts(params: ParameterList, clip_value: object) -> None:
+    """Clamp the gradients that each pattern of names matches to its value."""
+    parts = parts_of(params, clip_value, alone=True, what="clip_value")
+    limits = [whole_scalar(part.recorded) for part in parts]
+    taken = entered(params, ONE_PROCESS, *limits, to_write=True, apart=True)
+    each_limit = zip(limits, parts, strict=True)
+    bounds = [check_threshold(limit, part.told, backend=taken.backend) for limit, part in each_limit]
+    places = _places(params, parts, taken.gradients)
+    with taken.backend.precision():
+        check_real(taken.arrays, taken.gradients.names)
+        for bound, indices in zip(bounds, places, strict=True):
+            taken.chosen(indices).clamp(bound)
 
 
 def clip_ordinary(params: ParameterList, max_norm: object, settings: tuple[Ord | Order, Policy]) -> Scalar | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import optree
@@ -20,12 +20,17 @@ from gradclip._src.core.rules import CLIP
 from gradclip._src.distributed.processes import ONE_PROCESS, Processes, processes_of, telling
 from gradclip._src.inplace.driver import clip_parts
 from gradclip._src.inplace.gradients import Gradients, Taken, entered, others_left
-from gradclip._src.passed.arguments import check_thresholds, in_place, is_single_threshold
+from gradclip._src.inplace.groups import threshold_of_each
+from gradclip._src.inplace.watched import clip_watched
+from gradclip._src.passed.arguments import check_monitor, check_thresholds, in_place, is_single_threshold
 from gradclip._src.passed.leaves import choice_of, layers_of, split_by
 from gradclip._src.passed.parameters import ParameterList, as_tuple, reusable
 from gradclip._src.tree import FlatTree, flatten
 from gradclip._src.words import typed
 from gradclip.typing import Integers, Meshes, Ord, Parameters, Policy, ProcessGroups, Threshold, Thresholds, Where
+
+if TYPE_CHECKING:
+    from gradclip._src.monitor.monitor import Monitor
 
 
 class Call(NamedTuple):
@@ -44,14 +49,24 @@ class Call(NamedTuple):
         mesh: Meshes,
         where: Where,
         integers: Integers,
+        *,
+        own_thresholds: bool = True,
     ) -> Call:
-        """List the parameters. Errors also reach the other processes, if any are named."""
+        """List the parameters. Errors also reach the other processes, if any are named.
+
+        `own_thresholds`: parameter groups may have some.
+        """
         if process_group is None and mesh is None:
             parameters = reusable(parameters)
         with telling(parameters, process_group, mesh, each=True):
             alone = not (as_tuple(process_group) or as_tuple(mesh))
-            params = others_left(ParameterList.of(parameters), choice_of(where, integers), alone=alone)
+            listed = ParameterList.of(parameters, own_thresholds=own_thresholds)
+            params = others_left(listed, choice_of(where, integers), alone=alone)
         return cls(name, params, processes_of(params, process_group, mesh, each=True))
+
+    def spelled_out(self, max_norm: Thresholds) -> Any:
+        """Return the thresholds, without patterns of names and groups. Raises like `parts_of`."""
+        return threshold_of_each(self.params, max_norm, alone=self.processes is ONE_PROCESS)
 
     @property
     def lacking(self) -> set[int]:
@@ -297,6 +312,7 @@ def clip_grad_layer_norm_(
     nonfinite: Policy = "propagate",
     process_group: ProcessGroups = None,
     mesh: Meshes = None,
+    monitor: Monitor | None = None,
     where: Where = None,
     integers: Integers = "keep",
 ) -> Any:
@@ -306,14 +322,18 @@ def clip_grad_layer_norm_(
         parameters: as in `clip_grad_norm_`. If gradients share memory, all but one get
             memory of their own, because each is scaled by its own number. Arrays of a tree cannot be replaced, so only
             those below one threshold of a prefix may share memory.
-        max_norm: the threshold of each gradient, >= 0: a number, or a list with one threshold per parameter. For a tree
-            of NumPy arrays, a number or a prefix of the tree, as in `gradclip.clip_by_layer_norm`.
+        max_norm: the threshold of each gradient, >= 0: a number, or a list with one threshold per parameter. A dict
+            maps patterns of names to thresholds, and groups have their own, as in `clip_grad_norm_`; each gradient has
+            a norm of its own all the same. For a tree of NumPy arrays, a number, a prefix of the tree, as in
+            `gradclip.clip_by_layer_norm`, or a dict of patterns of which one has a wildcard, such as "*".
         ord: which norm, as in `gradclip.global_norm`.
         nonfinite: what to do if a gradient contains NaN or infinity, as in `gradclip.clip_by_global_norm`.
         process_group: the processes that each hold a part of every gradient, as in `clip_grad_norm_`. All of them pass
             the same parameters. Leave it out for distributed tensors, and where each process holds whole layers, as
             pipeline stages do.
         mesh: the same, given as a mesh.
+        monitor: a `gradclip.Monitor` that records, after each successful call, the norm that is the largest multiple of
+            its threshold, and that threshold: a step counts as clipped if a layer was.
         where: which gradients count, as in `clip_grad_norm_`. A list of thresholds has one for each parameter all the
             same.
         integers: "raise" refuses integers, as there.
@@ -337,21 +357,25 @@ def clip_grad_layer_norm_(
     (5.0, [0.6, 0.8], [0.5])
 
     """
-    if process_group is None and mesh is None and where is None and integers == "keep":
+    if process_group is None and mesh is None and monitor is None and where is None and integers == "keep":
         parameters = reusable(parameters)
         norms = clip_at_once(parameters, (ord, nonfinite), _layers, partial(numbers, parameters, max_norm))
         if norms is not None:
             return norms
     call = Call.of("clip_grad_layer_norm_", parameters, process_group, mesh, where, integers)
     with call.processes.preparing():
+        check_monitor(monitor)
         clipping = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
+        max_norm = call.spelled_out(max_norm)
         scalars = [max_norm] if is_single_threshold(max_norm) else flatten(max_norm).leaves
         call.ask(clipping, max_norm=scalars)
         taken = call.taken(*scalars)
         layers = Layerwise.of(call.params, max_norm, taken.backend, taken.gradients)
     with taken.backend.precision():
-        holders = call.processes.holders(taken.backend)
-        return layers.arranged(clip_parts(taken, layers.groups, Each(layers.thresholds), clipping, holders))
+        asked = layers.groups, Each(layers.thresholds), clipping, call.processes.holders(taken.backend)
+        if monitor is None:
+            return layers.arranged(clip_parts(taken, *asked))
+        return layers.arranged(clip_watched(taken, *asked, (monitor, call.processes is ONE_PROCESS)))
 
 
 def _layers(leaves: Sequence[Any]) -> Groups:

@@ -24,7 +24,7 @@ from gradclip._src.distributed.processes import ONE_PROCESS, processes_of, telli
 from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.inplace.driver import clip_each, clip_on_device, clip_taken
 from gradclip._src.inplace.gradients import Gradients, Taken, chosen, entered
-from gradclip._src.inplace.groups import clip_by_parts, clip_ordinary, several_norms
+from gradclip._src.inplace.groups import clamp_by_parts, clip_by_parts, clip_ordinary, several_norms
 from gradclip._src.passed.arguments import check_monitor, check_norm, check_real, check_threshold, in_place
 from gradclip._src.passed.leaves import EVERY, Choice, choice_of
 from gradclip._src.passed.parameters import ParameterList, as_tuple, have_thresholds, repeatable, reusable
@@ -85,13 +85,18 @@ def clip_grads_with_norm_(
 
 @in_place
 def clip_grad_value_(
-    parameters: Parameters, clip_value: Threshold, *, where: Where = None, integers: Integers = "keep"
+    parameters: Parameters,
+    clip_value: Threshold | NamedThresholds,
+    *,
+    where: Where = None,
+    integers: Integers = "keep",
 ) -> None:
     """Clamp each element of the gradients of `parameters` in place to [-clip_value, clip_value]. NaN stays NaN.
 
     Args:
         parameters: as in `gradclip.clip_grad_norm_`.
         clip_value: the largest magnitude, >= 0. If a gradient's dtype cannot represent it, it is rounded toward zero.
+            A dict maps patterns of names to values, as in `gradclip.clip_grad_norm_`.
         where: which gradients count, as in `gradclip.clip_grad_norm_`.
         integers: "raise" refuses integers, as there.
 
@@ -110,8 +115,11 @@ def clip_grad_value_(
     [-1.0, 0.5]
 
     """
-    clip_value = whole_scalar(clip_value)
     params = chosen(ParameterList.of(parameters), choice_of(where, integers), alone=True)
+    if isinstance(clip_value, Mapping):
+        clamp_by_parts(params, clip_value)
+        return
+    clip_value = whole_scalar(clip_value)
     taken = entered(params, ONE_PROCESS, clip_value, to_write=True)
     bound = check_threshold(clip_value, "clip_value", backend=taken.backend)
     with taken.backend.precision():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradclip._src.backends import any_distributed, norms_like, shards_like, whole_scalar
 from gradclip._src.backends.registry import find
@@ -16,10 +16,12 @@ from gradclip._src.core.norms import Order
 from gradclip._src.core.rules import CLIP
 from gradclip._src.core.units import Adaptive
 from gradclip._src.core.values import shape_of
+from gradclip._src.distributed.processes import ONE_PROCESS
 from gradclip._src.inplace.driver import clip_parts
 from gradclip._src.inplace.gradients import Taken
 from gradclip._src.inplace.layers import Call, Layerwise, clip_at_once, following, numbers
-from gradclip._src.passed.arguments import in_place, is_single_threshold
+from gradclip._src.inplace.watched import clip_watched
+from gradclip._src.passed.arguments import check_monitor, in_place, is_single_threshold
 from gradclip._src.passed.leaves import counted
 from gradclip._src.passed.parameters import reusable
 from gradclip._src.passed.unit_axes import (
@@ -45,6 +47,9 @@ from gradclip.typing import (
     Where,
 )
 
+if TYPE_CHECKING:
+    from gradclip._src.monitor.monitor import Monitor
+
 
 @in_place
 def clip_grad_unit_norm_(
@@ -56,6 +61,7 @@ def clip_grad_unit_norm_(
     nonfinite: Policy = "propagate",
     process_group: ProcessGroups = None,
     mesh: Meshes = None,
+    monitor: Monitor | None = None,
     where: Where = None,
     integers: Integers = "keep",
 ) -> Any:
@@ -64,8 +70,9 @@ def clip_grad_unit_norm_(
     Args:
         parameters: as in `gradclip.clip_grad_layer_norm_`, with dense gradients. Arrays of a tree must not share
             memory.
-        max_norm: the threshold of each unit, >= 0: a number, or a list with one threshold per parameter. For a tree of
-            NumPy arrays, a number or a prefix of the tree.
+        max_norm: the threshold of each unit, >= 0, as in `gradclip.clip_grad_layer_norm_`: a number, a list with one
+            threshold per parameter, or a dict of patterns of names. For a tree of NumPy arrays, a number, a prefix of
+            the tree, or a dict of patterns.
         ord: which norm, as in `gradclip.global_norm`.
         unit_axis: the axis or axes that index the units, as in `gradclip.clip_by_unit_norm`. None for the framework's
             own layout.
@@ -73,6 +80,8 @@ def clip_grad_unit_norm_(
         process_group: the processes that each hold a part of every unit, as in `gradclip.clip_grad_layer_norm_`. Leave
             it out for distributed tensors, and where each process holds whole units.
         mesh: the same, given as a mesh.
+        monitor: as in `gradclip.clip_grad_layer_norm_`, with the norms of this process's units: a step counts as
+            clipped if a unit was.
         where: which gradients count, as in `gradclip.clip_grad_norm_`.
         integers: "raise" refuses integers, as there.
 
@@ -93,7 +102,7 @@ def clip_grad_unit_norm_(
     ([5.0, 0.5], [[0.6, 0.3], [0.8, 0.4]])
 
     """
-    if process_group is None and mesh is None and where is None and integers == "keep":
+    if process_group is None and mesh is None and monitor is None and where is None and integers == "keep":
         parameters = reusable(parameters)
         thresholds = partial(numbers, parameters, max_norm)
         found = clip_at_once(parameters, (ord, nonfinite), partial(rows_of, unit_axis=unit_axis), thresholds)
@@ -101,7 +110,9 @@ def clip_grad_unit_norm_(
             return found
     call = Call.of("clip_grad_unit_norm_", parameters, process_group, mesh, where, integers)
     with call.processes.preparing():
+        check_monitor(monitor)
         clipping = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
+        max_norm = call.spelled_out(max_norm)
         scalars = flatten(max_norm).leaves
         call.ask(clipping, max_norm=scalars, unit_axis=repr(unit_axis))
         taken = _taken(call, unit_axis, scalars)
@@ -111,7 +122,7 @@ def clip_grad_unit_norm_(
             max_norm = flat.arrange(thresholds_of_leaves(flat, max_norm), 0.0)
         layers = Layerwise.of(params, max_norm, taken.backend, taken.gradients)
         mine, layout = _laid(taken, layers, unit_axis)
-    return _clip(call, mine, layers, layout, Each(layers.thresholds), clipping)
+    return _clip(call, mine, layers, layout, Each(layers.thresholds), clipping, monitor)
 
 
 @in_place
@@ -170,7 +181,7 @@ def adaptive_grad_clip_(
         found = clip_at_once(parameters, (ord, nonfinite), partial(rows_of, unit_axis=unit_axis), thresholds)
         if found is not None:
             return found
-    call = Call.of("adaptive_grad_clip_", parameters, process_group, mesh, where, integers)
+    call = Call.of("adaptive_grad_clip_", parameters, process_group, mesh, where, integers, own_thresholds=False)
     with call.processes.preparing():
         asked = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
         scalars = [whole_scalar(clipping), whole_scalar(eps)]
@@ -227,11 +238,22 @@ def _beside(mine: Taken, weights: Mapping[int, Any], lacking: Collection[int]) -
 
 
 def _clip(
-    call: Call, mine: Taken, layers: Layerwise, layout: Rows, thresholds: Each | Following, clipping: Clipping
+    call: Call,
+    mine: Taken,
+    layers: Layerwise,
+    layout: Rows,
+    thresholds: Each | Following,
+    clipping: Clipping,
+    monitor: Monitor | None = None,
 ) -> Any:
     """Measure all gradients, then clip them; return their norms in the caller's structure."""
     with mine.backend.precision():
-        norms = clip_parts(mine, layout, thresholds, clipping, call.processes.holders(mine.backend))
+        holders = call.processes.holders(mine.backend)
+        if monitor is None or isinstance(thresholds, Following):
+            norms = clip_parts(mine, layout, thresholds, clipping, holders)
+        else:
+            alone = call.processes is ONE_PROCESS
+            norms = clip_watched(mine, layout, thresholds, clipping, holders, (monitor, alone))
         if mine.gradients.shards is not None and any_distributed(mine.gradients.held):
             whole = mine.gradients.shards.whole(mine.gradients.shards.locals)
             norms = norms_like(norms, whole, [units.own for units in layout.units])

@@ -140,8 +140,8 @@ def warn_of_parameters(leaves: Sequence[Any]) -> None:
 
 
 def check_monitor(monitor: object) -> None:
-    """Raise a TypeError if `monitor` is not a monitor."""
-    if isinstance(monitor, type) or not hasattr(monitor, "record"):
+    """Raise a TypeError if `monitor` is neither a monitor nor None."""
+    if monitor is not None and (isinstance(monitor, type) or not hasattr(monitor, "record")):
         raise TypeError(
             f"monitor must be a gradclip.Monitor, got {typed(monitor)}. Before the "
             "loop, write monitor = gradclip.Monitor(), and pass it at every step."
@@ -167,6 +167,8 @@ def _real(value: object, name: str, advice: str, too_large: str) -> Any:
         advice = f"Pass the number in it, {name}[0]."
     elif name == "max_norm" and len(getattr(value, "shape", ())) == 1:
         advice = f"{by_layer}, with list(max_norm)."
+    elif name == "clipping" and isinstance(value, dict | list | tuple):
+        advice = "For several, call it once for each, and choose its parameters by where=."
     advice = getattr(value, "_instead_of_threshold", advice)
     if isfunction(value) or isinstance(value, partial):
         advice = (

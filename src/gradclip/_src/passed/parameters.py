@@ -85,8 +85,8 @@ def check_keys(group: dict[str, Any], number: int, *, own_thresholds: bool) -> N
     if "max_norm" in group and not own_thresholds:
         raise ValueError(
             f"parameters[{number}] has the key 'max_norm', a threshold of its own, which this function does not read. "
-            "gradclip.clip_grad_norm_ reads it, and so does gradclip.clip_at_step. Call one of them, or leave the key "
-            "out."
+            "gradclip.clip_grad_norm_ reads it, and so do clip_grad_layer_norm_, clip_grad_unit_norm_ and "
+            "gradclip.clip_at_step. Call one of them, or leave the key out."
         )
 
 

@@ -1,0 +1,85 @@
+"""What a monitor records of a call with many norms: the layer or unit whose norm is the largest part of its threshold.
+
+So a step counts as clipped if any of them was. The norms of layers are recorded beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gradclip._src.core.decision import Clipping, Each
+from gradclip._src.core.holders import Holders
+from gradclip._src.core.layouts import Groups, Several
+from gradclip._src.core.norms import of_all
+from gradclip._src.core.protocols import Backend
+from gradclip._src.inplace.driver import clip_parts
+from gradclip._src.inplace.gradients import Taken
+
+if TYPE_CHECKING:
+    from gradclip._src.monitor.monitor import Monitor
+
+
+def clip_watched(
+    taken: Taken,
+    layout: Several,
+    thresholds: Each,
+    clipping: Clipping,
+    holders: Holders,
+    watching: tuple[Monitor, bool],
+) -> list[Any]:
+    """Clip as `clip_parts` does; then have the monitor record the call. Return the norms.
+
+    `watching` are the monitor, and whether no other processes are named: only then are the norms of layers recorded.
+    """
+    (monitor, alone), (gradients, backend, arrays) = watching, taken
+    each = monitor.watching() if alone else None
+    try:
+        norms = clip_parts(taken, layout, thresholds, clipping, holders)
+    except FloatingPointError:
+        if each is not None:
+            each.measure(backend, arrays, clipping.order, gradients.names_of_layers)
+        monitor.missed(each)
+        raise
+    if norms:
+        xp, flat = _flat(backend, norms)
+        if each is not None:
+            each.put(xp.stack([of_all(xp, one, clipping.order) for one in flat]), _names(taken, layout))
+        monitor.watched(each)
+        monitor.record(*_largest(backend, xp, flat, thresholds.values), nonfinite=clipping.nonfinite.name)
+    return norms
+
+
+def _flat(backend: Backend, norms: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """Return the norms of each layer or its units as a vector, a zero where there is none, and their namespace."""
+    if backend.concrete:
+        return np, [np.append(np.asarray(one).reshape(-1), [] if np.size(one) else [0.0]) for one in norms]
+    xp = backend.xp
+    return xp, [xp.reshape(one, (-1,)) if math.prod(one.shape) else xp.zeros((1,)) for one in norms]
+
+
+def _names(taken: Taken, layout: Several) -> list[str]:
+    names = list(taken.gradients.names_of_layers())
+    if not isinstance(layout, Groups):
+        return names
+    more = [f" and {len(group) - 1} more" if len(group) > 1 else "" for group in layout.groups]
+    return [names[group[0]] + others for group, others in zip(layout.groups, more, strict=True)]
+
+
+def _largest(backend: Backend, xp: Any, norms: Sequence[Any], thresholds: Sequence[Any]) -> tuple[Any, Any]:
+    """Return the norm that is the largest multiple of its threshold, and that threshold. NaN is larger than all."""
+    each = xp.stack([xp.max(one) for one in norms])
+    first = thresholds[0]
+    known = all(isinstance(one, float) for one in thresholds)
+    if len(set(thresholds)) == 1 if known else all(one is first for one in thresholds):
+        return xp.max(each), first
+    if backend.concrete:
+        limits = np.array(thresholds, float)
+    else:
+        limits = xp.astype(xp.stack([backend.scalar(one, ()) for one in thresholds]), each.dtype)
+    shares = xp.where(limits > 0, each / xp.where(limits > 0, limits, 1.0), xp.where(each > 0, math.inf, 0.0))
+    place = xp.reshape(xp.argmax(xp.where(xp.isnan(shares), math.inf, shares)), (1,))
+    return xp.take(each, place, axis=0)[0], xp.take(limits, place, axis=0)[0]
