@@ -97,9 +97,7 @@ def test_policies_are_those_of_a_layer(policy, result):
 
 
 @pytest.mark.after_error
-@pytest.mark.parametrize(
-    "max_norm", [{1.0, 2.0}, {"a": 1.0, "b": 2.0}, iter([1.0, 2.0]), np.ones(2), torch.ones(2)], ids=lambda x: type(x)
-)
+@pytest.mark.parametrize("max_norm", [{1.0, 2.0}, iter([1.0, 2.0]), np.ones(2), torch.ones(2)], ids=lambda x: type(x))
 def test_thresholds_without_an_order_or_in_one_array_are_refused(framework, max_norm):
     parameters = holders(framework, ([3.0, 4.0],), ([6.0, 8.0],))
     with pytest.raises(TypeError, match=r"a number, or a list with one number for each of the 2 parameters, in order"):
@@ -120,7 +118,7 @@ def test_thresholds_of_layers_in_place_are_any_numbers(threshold):
 
 
 @pytest.mark.after_error
-@pytest.mark.parametrize("thresholds", [{1.0}, {"w": 1.0}, len, iter([1.0])])
+@pytest.mark.parametrize("thresholds", [{1.0}, len, iter([1.0])])
 def test_thresholds_of_parameters_stand_in_order(thresholds):
     gradient = holder()
     with pytest.raises(

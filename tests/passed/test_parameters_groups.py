@@ -111,8 +111,6 @@ def test_all_such_keys_of_a_group_are_named():
 
 DO_NOT_READ_THRESHOLDS = {
     "value": lambda p: gradclip.clip_grad_value_(p, 1.0),
-    "layer": lambda p: gradclip.clip_grad_layer_norm_(p, 1.0),
-    "unit": lambda p: gradclip.clip_grad_unit_norm_(p, 1.0),
     "adaptive": lambda p: gradclip.adaptive_grad_clip_(p, 0.1),
     "given norm": lambda p: clip_grads_with_norm_(p, 1.0, 5.0),
     "in backward": lambda p: clip_in_backward(p, 1.0),

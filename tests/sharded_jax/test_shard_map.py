@@ -145,3 +145,40 @@ def test_what_cannot_be_asked_for():
     with pytest.raises(TypeError, match=r"axis_name='x' names axes of a mesh inside jax\.shard_map"):
         gradclip.global_norm(np.ones(8), axis_name="x")
     assert float(gradclip.global_norm({}, axis_name="x")) == 0.0
+
+
+@pytest.mark.parametrize("checked", [True, False])
+@pytest.mark.parametrize("ord", ORDERS)
+def test_units_over_devices_are_those_of_one(ord, checked):
+    """Columns are units: each is split over "x", and "y" has columns of its own."""
+    mesh, specs = mesh_of((4, 2), AxisType.Auto), {"w": P("x", "y"), "b": P("x")}
+    rng = np.random.default_rng(0)
+    tree, params = ({"w": rng.normal(size=(8, 6)) * 2, "b": rng.normal(size=8) / 3} for _ in range(2))
+
+    def units(axis_name):
+        return lambda t, _: gradclip.clip_by_unit_norm(t, 0.7, unit_axis=1, ord=ord, axis_name=axis_name)
+
+    def relative(axis_name):
+        options = {"clipping": 0.3, "unit_axis": 1, "ord": ord, "axis_name": axis_name}
+        return lambda t, w: gradclip.adaptive_grad_clip(t, w, **options)
+
+    def loss(call):
+        return lambda *args: sum(jnp.sum(jnp.sin(x)) for x in jax.tree.leaves(call(*args)))
+
+    out_specs = (specs, {"w": P("y"), "b": P()})
+    for make in (units, relative):
+        call = jax.shard_map(make("x"), mesh=mesh, in_specs=(specs, specs), out_specs=out_specs, check_vma=checked)
+        found, wanted = jax.jit(call)(tree, params), make(None)(tree, params)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), found, wanted)
+        found, wanted = (jax.jit(jax.grad(loss(one), (0, 1)))(tree, params) for one in (call, make(None)))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-9), found, wanted)
+
+
+def test_units_of_too_high_an_order_are_refused():
+    call = over_x(lambda x: gradclip.clip_by_unit_norm(x, 1.0, unit_axis=1, ord=9, axis_name="x")[1])
+    with pytest.raises(ValueError, match="ord must be at most 8"):
+        jax.jit(call)(np.ones((8, 2)))
+    with pytest.raises(TypeError, match=r"axis_name='x' names axes of a mesh inside jax\.shard_map"):
+        gradclip.clip_by_unit_norm(np.ones((8, 2)), 1.0, axis_name="x")
+    with pytest.raises(TypeError, match=r"axis_name='x' names axes of a mesh inside jax\.shard_map"):
+        gradclip.adaptive_grad_clip(np.ones((8, 2)), np.ones((8, 2)), axis_name="x")

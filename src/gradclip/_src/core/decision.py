@@ -212,7 +212,7 @@ class Following:
         """Return the thresholds of the units of a part."""
         indices, scope = layout.part(number)
         arrays = backend.chosen(self.params, indices)
-        return self.adaptive.thresholds(backend, arrays, order, scope, self.given)
+        return self.adaptive.of_norm(backend, backend.norms(arrays, order, scope), arrays, self.given)
 
 
 def together(thresholds: Sequence[float]) -> float | np.ndarray:

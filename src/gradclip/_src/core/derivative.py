@@ -24,6 +24,7 @@ from typing import Any, ClassVar, NamedTuple
 from gradclip._src.core.layouts import Scope
 from gradclip._src.core.nonfinite import Nonfinite
 from gradclip._src.core.norms import Order
+from gradclip._src.core.protocols import Axes
 from gradclip._src.core.rules import Target
 from gradclip._src.core.values import Array
 
@@ -64,6 +65,10 @@ class ClipRule:
     summed: bool = False
     share: float = 1.0
     total: Callable[[Sequence[Any]], Any] = sum
+
+    def over(self, axes: Axes) -> "ClipRule":
+        """Return the rule for arrays that are sharded over mesh axes."""
+        return replace(self, total=axes.total)
 
     def at(self, leaves: Sequence[Array], norm: Array, max_norm: float | Array | None, mask: Array | None) -> At:
         """Return the point of a call; with `max_norm` None, the threshold is the rule's own."""
@@ -215,7 +220,10 @@ class LayersRule:
 
     rule: ClipRule
     sizes: Sequence[int]
-    total: Callable[[Sequence[Any]], Any] = sum
+
+    def over(self, axes: Axes) -> "LayersRule":
+        """Return the rule for arrays that are sharded over mesh axes."""
+        return replace(self, rule=self.rule.over(axes))
 
     def at(self, leaves: Sequence[Array], norm: Sequence[Array], max_norm: float | Array | None, mask: None) -> At:
         """Return the point of a call, as `ClipRule.at` does, with one norm for each group."""
@@ -225,12 +233,11 @@ class LayersRule:
         self, xp: ModuleType, at: At, changes: Sequence[Array], change: float | Array, dtypes: Sequence[Any]
     ) -> tuple[list[Array], list[Array]]:
         """Return the changes of the results and of the norms."""
-        rule = replace(self.rule, total=self.total)
         dys, dnorms, start = [], [], 0
         for number, size in enumerate(self.sizes):
             group = slice(start, start := start + size)
             place = At(at.leaves[group], at.norm[number], _entry(at.max_norm, number))
-            found, dnorm = rule.jvp(xp, place, changes[group], _entry(change, number), dtypes[group])
+            found, dnorm = self.rule.jvp(xp, place, changes[group], _entry(change, number), dtypes[group])
             dys.extend(found)
             dnorms.append(dnorm)
         return dys, dnorms

@@ -20,10 +20,9 @@ import numpy as np
 from gradclip._src.core.arrays import Arrays
 from gradclip._src.core.derivative import At, ClipRule
 from gradclip._src.core.formats import FLOAT64
-from gradclip._src.core.layouts import Scope
 from gradclip._src.core.nonfinite import PROPAGATE
-from gradclip._src.core.norms import Norm, Order
-from gradclip._src.core.protocols import Backend
+from gradclip._src.core.norms import Norm
+from gradclip._src.core.protocols import Axes, Backend
 from gradclip._src.core.values import Array
 
 _COARSE = FLOAT64.tiny * 2.0**22
@@ -45,12 +44,8 @@ class Adaptive:
         rest = list(given)
         return [rest.pop(0) if came else known for known, came in zip(self.known, self.as_arrays, strict=True)]
 
-    def thresholds(self, backend: Backend, arrays: Arrays, order: Order, scope: Scope, given: Sequence[Any]) -> Array:
-        """Return the threshold of each unit of one array of parameters, as in this module's docstring."""
-        return self.of_norm(backend, backend.norms(arrays, order, scope), arrays, given)
-
     def of_norm(self, backend: Backend, norm: Norm, arrays: Arrays, given: Sequence[Any]) -> Array:
-        """Return the same from the known norms of the units."""
+        """Return the threshold of each unit of parameters from its norm, as in this module's docstring."""
         both = zip(self.known, self.settings(given), strict=True)
         # Not a generator: `torch.compile` does not support it here.
         clipping, eps = [backend.scalar(one if known is None else known, arrays) for known, one in both]
@@ -90,6 +85,11 @@ class AdaptiveRule:
 
     rule: ClipRule
     adaptive: Adaptive
+    axes: Axes | None = None
+
+    def over(self, axes: Axes) -> "AdaptiveRule":
+        """Return the rule for units that are sharded over mesh axes."""
+        return replace(self, rule=self.rule.over(axes), axes=axes)
 
     def at(self, leaves: Sequence[Array], norm: Array, max_norm: None, mask: None) -> At:
         """Return the point of a call: x, w, those of `clipping` and `eps` given as arrays, and the norms of x."""
@@ -138,12 +138,17 @@ class AdaptiveRule:
             return xp.zeros_like(like)
         magnitudes = xp.astype(xp.abs(w), like.dtype)
         if self.rule.order.extreme:
-            return (xp.max if p > 0 else xp.min)(magnitudes, axis=axes)
-        largest = xp.max(magnitudes, axis=axes)
+            if p > 0:
+                return self._largest(xp.max(magnitudes, axis=axes))
+            return -self._largest(-xp.min(magnitudes, axis=axes))
+        largest = self._largest(xp.max(magnitudes, axis=axes))
         some = largest > 0
         unit = xp.where(some, largest, xp.ones_like(largest))
-        total = xp.sum((magnitudes / self.rule.scope.over(unit, w)) ** p, axis=axes)
+        total = self.rule.total([xp.sum((magnitudes / self.rule.scope.over(unit, w)) ** p, axis=axes)])
         return xp.where(some, unit * xp.where(some, total, xp.ones_like(total)) ** (1.0 / p), xp.zeros_like(total))
+
+    def _largest(self, norms: Array) -> Array:
+        return norms if self.axes is None else self.axes.largest([norms])
 
 
 class _Threshold(NamedTuple):

@@ -16,7 +16,7 @@ from gradclip._src.core import accumulators
 from gradclip._src.core.accumulators import LARGEST_ORDER, check_order
 from gradclip._src.core.arrays import Arrays
 from gradclip._src.core.holders import ALONE, Holders
-from gradclip._src.core.layouts import Groups
+from gradclip._src.core.layouts import TREE, Groups, Scope
 from gradclip._src.core.nonfinite import Nonfinite
 from gradclip._src.core.norms import Norm, Order
 from gradclip._src.core.pipeline import EachNorm
@@ -37,12 +37,18 @@ class MeshAxes(Holders):
         norm = self.reduced(backend, arrays, check_order(order))
         return replace(norm, floor=backend.floor(arrays, count * self.axes.count(), order)) if count else norm
 
-    def reduced(self, backend: Backend, arrays: Arrays, order: Order) -> Norm:
-        """Return the norm, without its floor, with one reduction over the axes."""
+    def measure_units(self, backend: Backend, arrays: Arrays, order: Order, scope: Scope) -> Norm:
+        """Return each norm of a scope, of whose elements each device has some. Raises likewise."""
+        count = arrays.elements()
+        norm = self.reduced(backend, arrays, check_order(order), scope)
+        return replace(norm, floor=backend.floor(arrays, count * self.axes.count(), order)) if count else norm
+
+    def reduced(self, backend: Backend, arrays: Arrays, order: Order, scope: Scope = TREE) -> Norm:
+        """Return the norm, or each of a scope, without its floor, with one reduction over the axes."""
         groups = [group.as_precise_as(arrays.dtypes) for group in self.axes.groups(arrays)]
-        parts = [backend.norms(group, order) for group in groups]
+        parts = [backend.norms(group, order, scope) for group in groups]
         if not parts:
-            return backend.norms(arrays, order)
+            return backend.norms(arrays, order, scope)
         known = [
             accumulators.filled(backend.xp, norm, order, empty=not x.elements())
             for norm, x in zip(parts, groups, strict=True)

@@ -256,6 +256,7 @@ def clip_by_unit_norm(
     unit_axis: UnitAxis = None,
     ord: Ord = 2,
     nonfinite: Policy = "propagate",
+    axis_name: AxisName = None,
     where: Where = None,
     integers: Integers = "keep",
 ) -> tuple[Tree, Any]:
@@ -283,6 +284,8 @@ def clip_by_unit_norm(
         ord: which norm, as in `gradclip.global_norm`.
         nonfinite: what to do if a unit contains NaN or infinity, as in `gradclip.clip_by_global_norm`. Other units are
             clipped as usual.
+        axis_name: inside `jax.shard_map`, the mesh axes over which the elements of each unit are sharded, as in
+            `gradclip.global_norm`. Leave it out where each device holds whole units, such as rows.
         where: which leaves count, as in `gradclip.global_norm`.
         integers: "raise" refuses integers, as there.
 
@@ -305,8 +308,9 @@ def clip_by_unit_norm(
 
     """
     clipping = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
-    leaves = leaves_of(tree, None, where, integers)
-    clipped, norms = clip_units(leaves, partial(thresholds_of_leaves, max_norm=max_norm), clipping, unit_axis)
+    leaves = leaves_of(tree, axis_name, where, integers)
+    thresholds = partial(thresholds_of_leaves, max_norm=max_norm)
+    clipped, norms = clip_units(leaves, thresholds, clipping, unit_axis, axis_name)
     return leaves.rebuild(clipped), norms
 
 
@@ -320,6 +324,7 @@ def adaptive_grad_clip(
     unit_axis: UnitAxis = None,
     ord: Ord = 2,
     nonfinite: Policy = "propagate",
+    axis_name: AxisName = None,
     where: Where = None,
     integers: Integers = "keep",
 ) -> tuple[Tree, Any]:
@@ -337,6 +342,7 @@ def adaptive_grad_clip(
         unit_axis: as in `clip_by_unit_norm`.
         ord: which norm, as in `gradclip.global_norm`.
         nonfinite: what to do if a unit of the gradients contains NaN or infinity, as in `clip_by_unit_norm`.
+        axis_name: the mesh axes over which each unit is sharded, in gradients and parameters, as there.
         where: which leaves count, as in `gradclip.global_norm`.
         integers: "raise" refuses integers, as there.
 
@@ -361,9 +367,9 @@ def adaptive_grad_clip(
 
     """
     asked = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
-    leaves = leaves_of(tree, None, where, integers)
+    leaves = leaves_of(tree, axis_name, where, integers)
     beside = parameters_beside(leaves.flat, params)
-    clipped, norms = clip_units_adaptively(leaves, beside, (clipping, eps), asked, unit_axis)
+    clipped, norms = clip_units_adaptively(leaves, beside, (clipping, eps), asked, unit_axis, axis_name)
     return leaves.rebuild(clipped), norms
 
 

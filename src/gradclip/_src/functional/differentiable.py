@@ -119,8 +119,8 @@ class DifferentiableClip:
             params = self.backend.enter(beside[:1])
             order, scope = self.clipping.order, self.layout
             assert isinstance(scope, Scope)
-            max_norm = self.adaptive.thresholds(self.backend, params, order, scope, beside[1:])
-            return replace(self.clipping, max_norm=max_norm)
+            norm = measure_all(self.backend, params, scope, order, self.holders)
+            return replace(self.clipping, max_norm=self.adaptive.of_norm(self.backend, norm, params, beside[1:]))
         return self.clipping if self.clipping.max_norm is not None else replace(self.clipping, max_norm=max_norm)
 
     def _names(self) -> list[str]:

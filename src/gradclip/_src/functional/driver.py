@@ -253,6 +253,7 @@ def clip_units(
     thresholds_of: Callable[[FlatTree], Sequence[Any]],
     clipping: Clipping,
     unit_axis: UnitAxis,
+    axis_name: AxisName = None,
 ) -> tuple[list[Any], Any]:
     """Clip the units of each leaf to its threshold; return the leaves and a tree of the norms of their units."""
     flat, known = leaves.flat, leaves.known
@@ -261,30 +262,41 @@ def clip_units(
     found = None if known is None or layout is None else _clip_known(known, layout, max_norms, clipping.order)
     if known is not None and found is not None:
         return found[0], _arranged(known.backend, flat, found[1])
-    return clip_by_scopes(flat, max_norms, clipping, scopes_of(flat, unit_axis))
+    return clip_by_scopes(flat, max_norms, clipping, scopes_of(flat, unit_axis), axis_name)
 
 
 def clip_by_scopes(
-    flat: FlatTree, max_norms: Sequence[Any], clipping: Clipping, scopes: Sequence[Scope]
+    flat: FlatTree,
+    max_norms: Sequence[Any],
+    clipping: Clipping,
+    scopes: Sequence[Scope],
+    axis_name: AxisName = None,
 ) -> tuple[list[Any], Any]:
     """Do the same, given the scope of each leaf's units."""
     warn_of_parameters(flat.leaves)
-    backend = find(flat.leaves, flat.paths, *max_norms)
+    backend, holders = backend_and_holders(flat, axis_name, *max_norms)
     thresholds, given = check_thresholds(max_norms, backend), of_each(scalar_array, max_norms)
     if _in_one_pass(backend, flat.leaves, given):
         return _clip_units_in_one_pass(backend, flat, Each(thresholds), clipping, scopes)
     each = [replace(clipping, max_norm=one if isinstance(one, float) else None) for one in thresholds]
-    return _clip_one_by_one(backend, flat, each, scopes, given, [()] * len(each))
+    holders = ALONE if axis_name is None else holders
+    return _clip_one_by_one(backend, holders, flat, each, scopes, given, [()] * len(each))
 
 
 def clip_units_adaptively(
-    leaves: Leaves, params: Sequence[Any], both: tuple[Any, Any], clipping: Clipping, unit_axis: UnitAxis
+    leaves: Leaves,
+    params: Sequence[Any],
+    both: tuple[Any, Any],
+    clipping: Clipping,
+    unit_axis: UnitAxis,
+    axis_name: AxisName = None,
 ) -> tuple[list[Any], Any]:
     """Clip the units of each leaf likewise, to thresholds from its parameter; `both` are `clipping` and `eps`."""
     found = None if leaves.known is None else _clip_known_adaptively(leaves.known, params, both, clipping, unit_axis)
     if leaves.known is not None and found is not None:
         return found[0], _arranged(leaves.known.backend, leaves.flat, found[1])
-    return clip_adaptively_by_scopes(leaves.flat, params, both, clipping, scopes_of(leaves.flat, unit_axis))
+    scopes = scopes_of(leaves.flat, unit_axis)
+    return clip_adaptively_by_scopes(leaves.flat, params, both, clipping, scopes, axis_name)
 
 
 def _clip_known_adaptively(
@@ -300,23 +312,32 @@ def _clip_known_adaptively(
 
 
 def clip_adaptively_by_scopes(
-    flat: FlatTree, params: Sequence[Any], both: tuple[Any, Any], clipping: Clipping, scopes: Sequence[Scope]
+    flat: FlatTree,
+    params: Sequence[Any],
+    both: tuple[Any, Any],
+    clipping: Clipping,
+    scopes: Sequence[Scope],
+    axis_name: AxisName = None,
 ) -> tuple[list[Any], Any]:
     """Do the same, given the scope of each leaf's units."""
     warn_of_parameters(flat.leaves)
     check_shapes(flat.leaves, params, partial(names_of, flat))
     backend = find([*flat.leaves, *params], lambda: with_parameters(names_of(flat)), *both)
     adaptive, given = adaptive_of(backend, *both)
+    holders: Holders = ALONE
+    if axis_name is not None and flat.leaves:
+        backend, holders = over_axes(backend, axis_name)
     if _in_one_pass(backend, [*flat.leaves, *params], given):
         with backend.precision():
             following = Following(Adaptive(adaptive.known), taken(backend, params, partial(parameters_of, flat)))
         return _clip_units_in_one_pass(backend, flat, following, clipping, scopes)
     each, beside = [replace(clipping, max_norm=math.inf)] * len(params), [[param, *given] for param in params]
-    return _clip_one_by_one(backend, flat, each, scopes, [None] * len(params), beside, adaptive)
+    return _clip_one_by_one(backend, holders, flat, each, scopes, [None] * len(params), beside, adaptive)
 
 
 def _clip_one_by_one(
     backend: Backend,
+    holders: Holders,
     flat: FlatTree,
     clippings: Sequence[Clipping],
     scopes: Sequence[Scope],
@@ -326,7 +347,7 @@ def _clip_one_by_one(
 ) -> tuple[list[Any], Any]:
     outline = flat.outline(backend.types_of(flat.leaves))
     batches = [
-        ([index], DifferentiableClip.of(backend, ALONE, [[index]], asked, outline, scope, adaptive), traced, more)
+        ([index], DifferentiableClip.of(backend, holders, [[index]], asked, outline, scope, adaptive), traced, more)
         for index, (asked, scope, traced, more) in enumerate(zip(clippings, scopes, given, beside, strict=True))
     ]
     leaves, norms = _run(flat, batches, len(batches))

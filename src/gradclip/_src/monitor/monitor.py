@@ -38,8 +38,8 @@ class Monitor:
         capacity: the number of steps to keep, by default 10,000; the oldest are dropped first. The counts cover all
             steps.
         fetch_every: fetch values after this many steps. 1 fetches at every step, which waits for an accelerator.
-        layers_every: with `clip_grad_norm_`, also record the norm of each gradient, at the first step and then once
-            every `layers_every` steps; 0 never. With other calls, pass the layer norms to `record`.
+        layers_every: with calls that take `monitor=`, also record the norm of each gradient, at the first step and then
+            once every `layers_every` steps; 0 never. With other calls, pass the layer norms to `record`.
         keep_spikes: how many spikes to keep: so many with a finite norm, the largest for their level, and so many that
             are not finite, the last, but only the first of several in a row. 0 keeps none, and measures no layers for
             them.

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -287,7 +286,7 @@ class JaxTraced(Portable):
         def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> Any:
             results, norm, counts = made = call(*primals)
             leaves, max_norm, mask = primals
-            mine = rule if self.axes is None else replace(rule, total=self.axes.total)
+            mine = rule if self.axes is None else rule.over(self.axes)
             constant = max_norm is None or getattr(tangents[1], "dtype", None) == jax.dtypes.float0  # an integer
             # A traced number is weakly typed. It would become float64 in 64-bit mode, but its transpose is float32.
             change = 0.0 if constant else jnp.asarray(tangents[1], jnp.result_type(tangents[1]))
