@@ -168,7 +168,8 @@ def test_names_that_advice_gives_are_there(name):
         ),
         (
             lambda: gradclip.norm_at_most(TREE, 1.0, mask=None),
-            "'mask'. Leave it out: it is an argument of gradclip.explain_spike, gradclip.per_example_clip.",
+            "'mask'. Leave it out: it is an argument of gradclip.explain_spike, gradclip.per_example_clip, "
+            "gradclip.ClippedFunction.plan.",
         ),
         (
             lambda: gradclip.clip_grad_norm_(TREE, 1.0, error_if_nonfinite=True),

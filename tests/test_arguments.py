@@ -96,9 +96,10 @@ def test_calls_in_place_by_a_threshold_for_the_norm_take_a_monitor():
 
 def test_every_call_refuses_the_words_of_the_others_with_advice():
     """Each keyword of a public call, passed to each that lacks it, says what to do."""
-    words = {name for one in OURS.values() for name in inspect.signature(one).parameters}
+    own = [*OURS.values(), *arguments.methods().values()]
+    words = {each.name for one in own for some in arguments.arguments(one) for each in some} - {"args", "kwargs"}
     silent = []
-    for name, one in [*OURS.items(), *LIBRARIES.items()]:
+    for name, one in CALLS.items():
         taken = inspect.signature(one).parameters
         kinds = {each.kind for each in taken.values()}
         if not taken or inspect.Parameter.VAR_KEYWORD in kinds or name in OTHERS:

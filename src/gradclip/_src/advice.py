@@ -3,6 +3,7 @@
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set, Sized
+from functools import cache
 from os import PathLike
 
 _INTEGRATIONS = ["brainstate", "declearn", "jax_privacy", "keras", "lucid", "optax", "tensorflow", "torch"]
@@ -184,14 +185,17 @@ def _own(name: str, keyword: str) -> str:
     return f"Leave it out: it is an argument of {told}{more}" if takers else ""
 
 
+@cache
 def _takers(keyword: str) -> list[str]:
-    """Return the public functions and classes that take a keyword."""
+    """Return the public functions, classes and methods that take a keyword."""
     gradclip = sys.modules["gradclip"]
-    each = {name: getattr(gradclip, name) for name in gradclip.__all__}
-    # Of a class, its own arguments: a tuple or an error has none that users pass.
-    calls = {
-        name: one
-        for name, one in each.items()
-        if inspect.isfunction(one.__init__ if isinstance(one, type) else one)  # type: ignore[misc]
-    }
-    return [name for name, one in calls.items() if keyword in inspect.signature(one).parameters]
+    calls = {name: getattr(gradclip, name) for name in gradclip.__all__}
+    kinds = {name: one for name, one in calls.items() if isinstance(one, type)}
+    calls |= {f"{name}.{method}": getattr(one, method) for name, one in kinds.items() for method in vars(one)}
+    taking = []
+    for name, one in calls.items():
+        # Of a class, its own arguments: a tuple or an error has none that users pass.
+        made = one.__init__ if isinstance(one, type) else one  # type: ignore[misc]
+        public = "._" not in name and (inspect.isfunction(made) or inspect.ismethod(made))
+        taking += [name] if public and keyword in inspect.signature(one).parameters else []
+    return taking

@@ -121,6 +121,7 @@ class Monitor:
         """The number of steps with a non-finite norm."""
         return self.counts.num_nonfinite
 
+    @with_advice
     def record(
         self,
         norm: object,
@@ -160,6 +161,7 @@ class Monitor:
         pending = Pending.of(norm, max_norm, layer_norms, nonfinite, named(names), skip_above)
         self._history.add(pending, Note.of(loss, context))
 
+    @with_advice
     def note(self, *, loss: object = None, context: object = None) -> None:
         """Describe the next step that is recorded, in a loop that passes `monitor=` to a clipping call.
 
@@ -197,6 +199,7 @@ class Monitor:
         """Take the norms of the gradients of a call that raised because they are not finite."""
         self._history.add(Pending.of_missed(), Note(each=each))
 
+    @with_advice
     def fetch(self) -> None:
         """Fetch the values of all steps recorded so far. Reading anything does this for you.
 
@@ -259,10 +262,12 @@ class Monitor:
     def _overview(self) -> Overview:
         return Overview.of(self.records, self.counts, self.top, self.spikes, self._history.handling)
 
+    @with_advice
     def advise(self) -> Advice:
         """Propose a threshold from the kept steps. Print the result for the proposal, its reasons and alternatives."""
         return advise(self.columns)
 
+    @with_advice
     def plot(self, path: str | Path | None = None) -> Figure:
         """Draw the kept steps with matplotlib and return the figure. With a path, also save it there.
 
@@ -275,6 +280,7 @@ class Monitor:
             figure.savefig(path)
         return figure
 
+    @with_advice
     def report(
         self,
         path: str | Path,
@@ -294,11 +300,13 @@ class Monitor:
         written.write_text(page(self._overview(), title, context, date), encoding="utf-8")
         return written
 
+    @with_advice
     def save(self, path: str | Path) -> None:
         """Write the kept steps as lines of JSON, one per step."""
         Path(path).write_text("".join(f"{to_line(step)}\n" for step in self.records), encoding="utf-8")
 
     @classmethod
+    @with_advice
     def load(cls, path: str | Path, capacity: int | None = None) -> Monitor:
         """Return a monitor with the steps that `save` wrote: all, or the last `capacity`.
 
@@ -311,11 +319,13 @@ class Monitor:
         monitor._history.replace(State(steps, Counts().plus(steps), 0, None))
         return monitor
 
+    @with_advice
     def state_dict(self) -> dict[str, Any]:
         """Return the kept steps and the counts as lists and numbers, for any checkpoint format."""
         groups = {name: one.state_dict() for name, one in self._groups.items()}
         return self._history.state().plain() | ({"groups": groups} if groups else {})
 
+    @with_advice
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state from `state_dict`. It replaces the steps and counts; capacity and settings do not change.
 

@@ -10,7 +10,7 @@ from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.thresholds.following import FollowingRule, fraction_of, recovery_steps
 from gradclip._src.thresholds.history import AnyHistory, SteadyHistory, namespace_of, of_one_norm
 from gradclip._src.thresholds.quantile import QuantileRule
-from gradclip._src.words import advised, typed
+from gradclip._src.words import advised, typed, with_advice
 from gradclip.typing import HasDtype, Scalar
 
 _LEAST = 0.25
@@ -178,6 +178,7 @@ class SteadyRule(FollowingRule):
     window: int = field(default=128, kw_only=True)
     initial: float = field(default=0.01, kw_only=True)
 
+    @with_advice
     def init(self, like: HasDtype | None = None, shape: tuple[int, ...] = ()) -> SteadyHistory:
         """Return an empty history, as `gradclip.QuantileRule.init` does."""
         norms, count = super().init(like, shape)[:2]

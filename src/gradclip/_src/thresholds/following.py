@@ -95,6 +95,7 @@ class FollowingRule:
         """
         return recovery_steps(self._fraction, self.window)
 
+    @with_advice
     def init(self, like: HasDtype | None = None, shape: tuple[int, ...] = ()) -> AnyHistory:
         """Return an empty history.
 

@@ -218,6 +218,7 @@ class AdaptiveThreshold:
 
     # Saving and loading
 
+    @with_advice
     def state_dict(self) -> dict[str, Any]:
         """Return the state as Python numbers, which any checkpoint format can save. The rule is not included.
 
@@ -234,6 +235,7 @@ class AdaptiveThreshold:
             **({"held": float(self._history.held)} if isinstance(self._history, SteadyHistory) else {}),
         }
 
+    @with_advice
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state. The thresholds equal those of an uninterrupted run, to the last bit.
 

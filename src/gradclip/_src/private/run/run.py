@@ -24,7 +24,7 @@ from gradclip._src.private.run.accounting import (
 from gradclip._src.private.sums.sensitivity import Sensitivity
 from gradclip._src.private.sums.settings import as_count
 from gradclip._src.tree import flatten
-from gradclip._src.words import shown, typed
+from gradclip._src.words import shown, typed, with_advice
 
 if TYPE_CHECKING:
     from gradclip._src.private.run.batches import PoissonBatches
@@ -183,6 +183,7 @@ class PrivateRun:
         """Whether noise is drawn exactly, from the system's random numbers."""
         return isinstance(self._rng, str)
 
+    @with_advice
     def add_noise(self, summed: Tree, *, sensitivity: Sensitivity | None = None) -> Tree:
         """Return a sum with noise, by `gradclip.add_noise`, and count it as released.
 

@@ -29,7 +29,7 @@ from gradclip._src.private.sums.settings import (
     grid_for,
 )
 from gradclip._src.tree import flatten
-from gradclip._src.words import advised, shown
+from gradclip._src.words import advised, shown, with_advice
 from gradclip.typing import Policy, Relation, RuleName, SumDtype, Thresholds, Unit, WideDtype
 
 RELATIONS = ("add_or_remove_one", "replace_one", "zero_out")
@@ -111,6 +111,7 @@ class Sensitivity:
             )
         return rounded_up(Fraction(self.bound) + Fraction(self.rounding))
 
+    @with_advice
     def noise_std(self, noise_multiplier: float) -> float:
         """Return the standard deviation of the noise to add to the result: noise_multiplier * total, rounded up.
 

@@ -86,6 +86,7 @@ class MaxNormSearch:
             return ["The lowest threshold is among the best: try lower ones too."]
         return ["The highest threshold is among the best: try higher ones too."] if high and row[-1] < math.inf else []
 
+    @with_advice
     def plot(self, path: str | Path | None = None) -> Figure:
         """Draw the mean loss over thresholds, one line for each learning rate. With a path, also save it there.
 
