@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gradclip._src.annotations import Mask, Method
 from gradclip._src.backends.on_host import fetched, framework_of
 from gradclip._src.monitor.records import rounded
 from gradclip._src.private.functions.transforms import clipped_grad
 from gradclip._src.private.sums.call_arguments import shapes_of_batch
 from gradclip._src.tree import dotted, flatten
 from gradclip._src.words import listed, with_advice
-from gradclip.typing import Mask, Method
 
 _SHOWN = 5  # examples
 _ALL_ZERO = (

@@ -6,12 +6,12 @@ holds exactly, no epsilon is added to the norm, gradients are not concatenated, 
 
 from typing import Literal, overload
 
+from gradclip._src.annotations import Ord, Tree
 from gradclip._src.core.norms import Order
 from gradclip._src.functional.clip import clip_by_global_norm
 from gradclip._src.passed.leaves import as_floats
 from gradclip._src.words import with_advice
 from gradclip.integrations import needed_for
-from gradclip.typing import Ord, Tree
 
 with needed_for("brainstate", "jax"):
     import jax

@@ -12,6 +12,7 @@ To switch, write `from gradclip.integrations.jax_privacy import clipped_grad`. W
 
 from typing import Any
 
+from gradclip._src.annotations import Thresholds, Tree
 from gradclip._src.core.decision import Clipping
 from gradclip._src.core.layouts import LAYER
 from gradclip._src.core.nonfinite import PROPAGATE, ZERO
@@ -23,7 +24,6 @@ from gradclip._src.passed.arguments import check_flag, check_threshold, is_array
 from gradclip._src.passed.leaves import as_floats, counted, split_by
 from gradclip._src.words import with_advice
 from gradclip.integrations import needed_for
-from gradclip.typing import Thresholds, Tree
 
 with needed_for("jax_privacy", "jax"):
     import jax

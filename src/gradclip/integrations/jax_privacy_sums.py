@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from gradclip._src.annotations import Method, Policy, Thresholds, WideDtype
 from gradclip._src.backends.entries import Entry
 from gradclip._src.backends.registry import named
 from gradclip._src.passed.arguments import check_flag, check_threshold, is_single_threshold
@@ -35,7 +36,6 @@ from gradclip.integrations.jax_privacy_values import (
     skips_whole_examples,
     widened,
 )
-from gradclip.typing import Method, Policy, Thresholds, WideDtype
 
 _METHODS = ("materialize", "auto", "ghost")
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from gradclip._src.annotations import Threshold, Thresholds, Tree
 from gradclip._src.functional.clip import global_norm
 from gradclip._src.passed.arguments import is_single_threshold
 from gradclip._src.passed.leaves import as_floats, counted
@@ -21,7 +22,6 @@ from gradclip._src.private.sums.clip import clip_examples
 from gradclip._src.private.sums.rounding import root_up, rounded_up
 from gradclip._src.private.sums.settings import PerExampleSettings, check_grid
 from gradclip._src.words import with_advice
-from gradclip.typing import Threshold, Thresholds, Tree
 
 
 @with_advice

@@ -9,10 +9,10 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from gradclip._src.annotations import Meshes, Ord, ProcessGroups, StepPolicy, Threshold
 from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip._src.words import with_advice
 from gradclip.integrations import needed_for
-from gradclip.typing import Meshes, Ord, ProcessGroups, StepPolicy, Threshold
 
 with needed_for("lightning", "torch"):
     from lightning.pytorch import Callback, LightningModule, Trainer

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from gradclip._src.annotations import HasGrad, Ord, Parameters, Scalar
 from gradclip._src.core.norms import Order
 from gradclip._src.inplace import norm as in_place
 from gradclip._src.inplace import norm as inplace
 from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.passed.parameters import checked_list
 from gradclip._src.words import with_advice
-from gradclip.typing import HasGrad, Ord, Parameters, Scalar
 
 __all__ = ["clip_grad_norm", "clip_grad_value", "grad_norm"]
 

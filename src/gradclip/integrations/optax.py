@@ -14,6 +14,7 @@ from fractions import Fraction
 from functools import partial
 from typing import NamedTuple
 
+from gradclip._src.annotations import Tree
 from gradclip._src.functional.clip import clip_adaptively, clip_by_layer_norm, clip_by_value, global_norm
 from gradclip._src.functional.clip import clip_by_global_norm as clip_tree
 from gradclip._src.passed.arguments import check_threshold
@@ -21,7 +22,6 @@ from gradclip._src.passed.leaves import as_floats, without_integers
 from gradclip._src.private.sums.clip import per_example_clip
 from gradclip._src.words import with_advice
 from gradclip.integrations import needed_for
-from gradclip.typing import Tree
 
 with needed_for("optax", "jax"):
     import jax

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from gradclip._src.annotations import AxisName, Ord, Policy
 from gradclip._src.backends.jax.operations import either
 from gradclip._src.backends.jax.placement import NamedAxes, typed_as
 from gradclip._src.core.nonfinite import Nonfinite
@@ -18,7 +19,6 @@ from gradclip._src.thresholds.below_usual import rule_given
 from gradclip._src.thresholds.following import FollowingRule
 from gradclip._src.thresholds.history import AnyHistory, check_between
 from gradclip._src.words import typed, with_advice
-from gradclip.typing import AxisName, Ord, Policy
 
 
 class AdaptiveClipState(NamedTuple):

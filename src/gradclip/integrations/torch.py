@@ -26,6 +26,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from gradclip._src.annotations import Parameters, Policy
 from gradclip._src.backends import any_distributed
 from gradclip._src.core.nonfinite import TO_GO_ON
 from gradclip._src.core.norms import Order
@@ -39,7 +40,6 @@ from gradclip._src.passed.leaves import without_integers
 from gradclip._src.passed.parameters import ParameterList
 from gradclip._src.words import with_advice
 from gradclip.integrations import needed_for
-from gradclip.typing import Parameters, Policy
 
 with needed_for("torch", "torch"):
     import torch

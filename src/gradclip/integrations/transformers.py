@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from gradclip._src.annotations import Meshes, Ord, ProcessGroups, StepPolicy, Threshold
 from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip._src.words import with_advice
 from gradclip.integrations import needed_for
-from gradclip.typing import Meshes, Ord, ProcessGroups, StepPolicy, Threshold
 
 with needed_for("transformers", "torch"):
     from torch.optim import Optimizer

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 from gradclip._src.words import listed, shown
 
 if TYPE_CHECKING:
+    from gradclip._src.annotations import Policy
     from gradclip._src.core.protocols import Backend
     from gradclip._src.core.rules import Coefficient
     from gradclip._src.core.values import Array
-    from gradclip.typing import Policy
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from gradclip._src.annotations import Threshold
 from gradclip._src.backends.host.arrays import widened
 from gradclip._src.backends.torch.process_groups import Group
 from gradclip._src.core.arrays import Arrays
@@ -33,7 +34,6 @@ from gradclip._src.core.norms import Norm
 from gradclip._src.distributed.sent import raise_failed
 from gradclip._src.distributed.shardings import Shardings
 from gradclip._src.words import listed
-from gradclip.typing import Threshold
 
 Asked = tuple[tuple[str, str], ...]
 """The name of each argument and its value as text. Empty for a process that failed to prepare its gradients."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from gradclip._src.annotations import Integers, Ord, Policy, Threshold, Tree, Where
 from gradclip._src.backends.host.backend import HOST
 from gradclip._src.backends.registry import find, is_traced, without_values
 from gradclip._src.core import accumulators
@@ -30,7 +31,6 @@ from gradclip._src.json_text import from_json, to_json
 from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.passed.leaves import choice_of, counted_part, prepared
 from gradclip._src.words import shown, typed
-from gradclip.typing import Integers, Ord, Policy, Threshold, Tree, Where
 
 
 def number(name: str, value: object) -> float:

@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from gradclip._src.annotations import Threshold
 from gradclip._src.backends.host import exact
 from gradclip._src.backends.host.backend import HOST
 from gradclip._src.backends.torch.distributed import device_for, nothing, nothing_like
@@ -59,7 +60,6 @@ from gradclip._src.distributed.many_norms import ManyNorms
 from gradclip._src.distributed.sent import Attempts, filled, flags
 from gradclip._src.distributed.shardings import Shardings, check_shows_units
 from gradclip._src.passed.parameters import ParameterList
-from gradclip.typing import Threshold
 
 
 def filled_up(params: ParameterList, nothing: Callable[[Any], Any]) -> ParameterList:

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from gradclip._src.annotations import AxisName, Meshes, Parameters, ProcessGroups, Threshold
 from gradclip._src.backends import among_several, any_distributed
 from gradclip._src.core import accumulators
 from gradclip._src.core.accumulators import LARGEST_ORDER, check_order
@@ -22,7 +23,6 @@ from gradclip._src.core.norms import Norm, Order
 from gradclip._src.core.pipeline import EachNorm
 from gradclip._src.core.protocols import Axes, Backend
 from gradclip._src.passed.parameters import UNNAMED, ParameterList, as_tuple
-from gradclip.typing import AxisName, Meshes, Parameters, ProcessGroups, Threshold
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,18 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from gradclip._src.annotations import (
+    AxisName,
+    Integers,
+    Ord,
+    Policy,
+    Scalar,
+    Threshold,
+    Thresholds,
+    Tree,
+    UnitAxis,
+    Where,
+)
 from gradclip._src.backends.registry import find
 from gradclip._src.core.decision import Clipping
 from gradclip._src.core.derivative import ValueRule
@@ -30,7 +42,6 @@ from gradclip._src.passed.unit_axes import (
     scopes_of,
     thresholds_of_leaves,
 )
-from gradclip.typing import AxisName, Integers, Ord, Policy, Scalar, Threshold, Thresholds, Tree, UnitAxis, Where
 
 
 @with_subnormals

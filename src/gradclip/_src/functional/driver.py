@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 
 import optree
 
+from gradclip._src.annotations import AxisName, Integers, UnitAxis, Where
 from gradclip._src.backends import any_distributed, whole_scalar
 from gradclip._src.backends.registry import find
 from gradclip._src.core.arrays import Arrays, raise_named
@@ -34,7 +35,6 @@ from gradclip._src.passed.leaves import EVERY, Choice, counted, names_of, taken
 from gradclip._src.passed.parameters import ParameterList
 from gradclip._src.passed.unit_axes import adaptive_of, check_shapes, parameters_of, rows_of, scopes_of, with_parameters
 from gradclip._src.tree import FlatTree, flattened
-from gradclip.typing import AxisName, Integers, UnitAxis, Where
 
 _Run = tuple[Sequence[int], DifferentiableClip, Any, Sequence[Any]]
 """The numbers of norms, the batch that they come from, its thresholds if they are an array, and what is beside it."""

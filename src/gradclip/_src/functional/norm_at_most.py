@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from gradclip._src.annotations import Integers, Ord, Threshold, Where
 from gradclip._src.backends import whole_scalar
 from gradclip._src.backends.host import exact
 from gradclip._src.backends.host.arrays import viewed_arrays
@@ -21,7 +22,6 @@ from gradclip._src.core.norms import Order
 from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.passed.leaves import choice_of, counted
-from gradclip.typing import Integers, Ord, Threshold, Where
 
 
 @with_subnormals

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from gradclip._src.annotations import Meshes, Ord, ProcessGroups, Threshold
 from gradclip._src.core.norms import Order
 from gradclip._src.guard.settings import Handle, OnMistake, Settings, seems_a_handle
 from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip._src.words import with_advice
-from gradclip.typing import Meshes, Ord, ProcessGroups, Threshold
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gradclip._src.annotations import Scalar
 from gradclip._src.guard.window import GradientOperation
 from gradclip._src.step.heard import ClipCall, threshold_of
-from gradclip.typing import Scalar
 
 FIXES = {
     "after_step": "Clip between loss.backward() and optimizer.step().",

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeGuard
 
+from gradclip._src.annotations import Meshes, ProcessGroups
 from gradclip._src.core.norms import Order
 from gradclip._src.words import shown, typed
-from gradclip.typing import Meshes, ProcessGroups
 
 if TYPE_CHECKING:
     from gradclip._src.guard.ranks import Ranks

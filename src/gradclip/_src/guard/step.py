@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from gradclip._src.annotations import Parameters, Scalar
 from gradclip._src.backends.torch.tensors import without_values
 from gradclip._src.core.nonfinite import Nonfinite
 from gradclip._src.distributed.processes import ONE_PROCESS, processes_of
@@ -25,7 +26,6 @@ from gradclip._src.step.warned import ClippingError, ClippingWarning, level_of_u
 from gradclip._src.step.within import makes_state
 from gradclip._src.step.wrapped import Closure, with_closure
 from gradclip._src.thresholds.holder import AdaptiveThreshold
-from gradclip.typing import Parameters, Scalar
 
 OFTEN = 3
 """A GradScaler finds its scale by trying: fewer skipped steps in a row are ordinary."""

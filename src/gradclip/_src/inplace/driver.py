@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gradclip._src.annotations import Scalar
 from gradclip._src.backends.framework import OnDevice
 from gradclip._src.core.decision import Clipping, Decision, Each, Following, left_norms
 from gradclip._src.core.decision import together as as_vector
@@ -20,7 +21,6 @@ from gradclip._src.core.values import Array
 from gradclip._src.inplace.gradients import Gradients, Taken
 from gradclip._src.look import Look
 from gradclip._src.passed.parameters import ParameterList
-from gradclip.typing import Scalar
 
 
 def clip_each(given: Look, max_norm: float, order: Order, params: ParameterList, each: EachNorm) -> Scalar | None:

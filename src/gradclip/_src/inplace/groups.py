@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gradclip._src import look
+from gradclip._src.annotations import Ord, Policy, Scalar
 from gradclip._src.backends import whole_scalar
 from gradclip._src.core.arrays import Arrays
 from gradclip._src.core.decision import Clipping
@@ -35,7 +36,6 @@ from gradclip._src.passed.parameters import ParameterList, have_thresholds
 from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip._src.tree import dotted
 from gradclip._src.words import listed, shown
-from gradclip.typing import Ord, Policy, Scalar
 
 if TYPE_CHECKING:
     from gradclip._src.monitor.monitor import Monitor

@@ -11,6 +11,17 @@ import numpy as np
 import optree
 
 from gradclip._src import look
+from gradclip._src.annotations import (
+    Integers,
+    Meshes,
+    Ord,
+    Parameters,
+    Policy,
+    ProcessGroups,
+    Threshold,
+    Thresholds,
+    Where,
+)
 from gradclip._src.core.decision import Clipping, Each
 from gradclip._src.core.layouts import Groups, Several
 from gradclip._src.core.nonfinite import Nonfinite
@@ -27,7 +38,6 @@ from gradclip._src.passed.leaves import choice_of, layers_of, split_by
 from gradclip._src.passed.parameters import ParameterList, as_tuple, reusable
 from gradclip._src.tree import FlatTree, flatten
 from gradclip._src.words import typed
-from gradclip.typing import Integers, Meshes, Ord, Parameters, Policy, ProcessGroups, Threshold, Thresholds, Where
 
 if TYPE_CHECKING:
     from gradclip._src.monitor.monitor import Monitor

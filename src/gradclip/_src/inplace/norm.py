@@ -13,6 +13,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gradclip._src import look
+from gradclip._src.annotations import (
+    Integers,
+    Meshes,
+    NamedThresholds,
+    Ord,
+    Parameters,
+    Policy,
+    ProcessGroups,
+    Scalar,
+    Threshold,
+    Where,
+)
 from gradclip._src.backends import whole_scalar
 from gradclip._src.core.decision import Clipping, from_norm
 from gradclip._src.core.holders import ALONE
@@ -29,18 +41,6 @@ from gradclip._src.passed.arguments import check_monitor, check_norm, check_real
 from gradclip._src.passed.leaves import EVERY, Choice, choice_of
 from gradclip._src.passed.parameters import ParameterList, as_tuple, have_thresholds, repeatable, reusable
 from gradclip._src.thresholds.holder import AdaptiveThreshold
-from gradclip.typing import (
-    Integers,
-    Meshes,
-    NamedThresholds,
-    Ord,
-    Parameters,
-    Policy,
-    ProcessGroups,
-    Scalar,
-    Threshold,
-    Where,
-)
 
 if TYPE_CHECKING:
     from gradclip._src.monitor.monitor import Monitor

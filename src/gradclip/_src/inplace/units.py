@@ -6,6 +6,18 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from gradclip._src.annotations import (
+    Integers,
+    Meshes,
+    Ord,
+    Parameters,
+    Policy,
+    ProcessGroups,
+    Threshold,
+    Thresholds,
+    UnitAxis,
+    Where,
+)
 from gradclip._src.backends import any_distributed, norms_like, shards_like, whole_scalar
 from gradclip._src.backends.registry import find
 from gradclip._src.core.arrays import Arrays, raise_named
@@ -34,18 +46,6 @@ from gradclip._src.passed.unit_axes import (
     with_parameters,
 )
 from gradclip._src.tree import flatten
-from gradclip.typing import (
-    Integers,
-    Meshes,
-    Ord,
-    Parameters,
-    Policy,
-    ProcessGroups,
-    Threshold,
-    Thresholds,
-    UnitAxis,
-    Where,
-)
 
 if TYPE_CHECKING:
     from gradclip._src.monitor.monitor import Monitor

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gradclip._src.annotations import Policy, StepPolicy
 from gradclip._src.core.pipeline import EachNorm
 from gradclip._src.monitor.advice import Advice, advise
 from gradclip._src.monitor.history import History, setting
@@ -16,7 +17,6 @@ from gradclip._src.monitor.records import Columns, Counts, LayerTable, Overview,
 from gradclip._src.monitor.saved import State, from_lines, groups_of, to_line
 from gradclip._src.monitor.spikes import Spikes
 from gradclip._src.words import shown, with_advice
-from gradclip.typing import Policy, StepPolicy
 
 if TYPE_CHECKING:
     from datetime import datetime

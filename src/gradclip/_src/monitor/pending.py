@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gradclip._src.annotations import Policy, StepPolicy
 from gradclip._src.backends.on_host import fetched
 from gradclip._src.backends.registry import framework_of, known
 from gradclip._src.core.formats import dtype_name
@@ -15,7 +16,6 @@ from gradclip._src.monitor.records import Handling, Layers, Step, nan_or, narrow
 from gradclip._src.thresholds.history import check_between
 from gradclip._src.tree import dotted, flatten
 from gradclip._src.words import shown, typed
-from gradclip.typing import Policy, StepPolicy
 
 _LARGEST = (
     "If each layer is clipped on its own, record the largest norm and the layers' norms: "

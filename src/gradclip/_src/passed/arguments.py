@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeGuard, TypeVar
 
 import numpy as np
 
+from gradclip._src.annotations import HasDtype, Mask, Thresholds
 from gradclip._src.backends.registry import holding_gradients, is_masked, known, number_in, without_values
 from gradclip._src.core.announced import announced
 from gradclip._src.core.arrays import Arrays
@@ -17,7 +18,6 @@ from gradclip._src.core.formats import dtype_name, is_complex
 from gradclip._src.core.protocols import Backend
 from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.words import typed
-from gradclip.typing import HasDtype, Mask, Thresholds
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from gradclip._src.annotations import Integers, Tree, Where
 from gradclip._src.backends.registry import entries_of, framework_of, known, load
 from gradclip._src.core.arrays import Arrays, raise_named
 from gradclip._src.core.formats import bare_name, dtype_name, is_empty_name, is_integer_name
@@ -27,7 +28,6 @@ from gradclip._src.core.protocols import Backend, HostBackend
 from gradclip._src.flush_mode import being_compiled
 from gradclip._src.tree import FlatTree, Sparse, dotted, flatten
 from gradclip._src.words import listed, shown, typed
-from gradclip.typing import Integers, Tree, Where
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from gradclip._src.annotations import Parameters
 from gradclip._src.backends import Shards, any_distributed, shards_of
 from gradclip._src.backends.registry import being_compiled, entry_of, known, lies_itself, load
 from gradclip._src.passed.leaves import EVERY, Choice
 from gradclip._src.tree import flatten
 from gradclip._src.words import level_of_caller
-from gradclip.typing import Parameters
 
 UNNAMED = object()
 SHARED = "shared"

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
+from gradclip._src.annotations import Thresholds, UnitAxis
 from gradclip._src.backends.registry import entries_of, entry_of, known, load
 from gradclip._src.core.layouts import Rows, Scope, units_along, units_of_layer
 from gradclip._src.core.protocols import Backend
@@ -15,7 +16,6 @@ from gradclip._src.passed.leaves import counted, first_sparse, is_integer, names
 from gradclip._src.passed.parameters import ParameterList
 from gradclip._src.tree import FlatTree, Sparse
 from gradclip._src.words import listed, typed
-from gradclip.typing import Thresholds, UnitAxis
 
 
 def scopes_of(flat: FlatTree, unit_axis: UnitAxis) -> list[Scope]:

@@ -2,8 +2,8 @@
 
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
+from gradclip._src.annotations import Meshes, Ord, ProcessGroups, StepPolicy
 from gradclip._src.words import shown
-from gradclip.typing import Meshes, Ord, ProcessGroups, StepPolicy
 
 Fused: TypeAlias = Literal["auto"] | bool
 """Whether a fused optimizer clips as it reads the gradients: where it can, always, or never."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim import Optimizer
 
+from gradclip._src.annotations import Threshold
 from gradclip._src.backends import whole_scalar
 from gradclip._src.backends.torch.tensors import tensor_of, without_values
 from gradclip._src.core.nonfinite import DROP, PROPAGATE, Nonfinite
@@ -25,7 +26,6 @@ from gradclip._src.step.others import warn_of_own_clipping
 from gradclip._src.step.within import Request, forget_scaler
 from gradclip._src.step.wrapped import parameters_of, unwrapped
 from gradclip._src.thresholds.holder import AdaptiveThreshold
-from gradclip.typing import Threshold
 
 _SAYING_NOTHING = frozenset(("params", "param_names", "initial_lr"))
 """Keys of parameter groups that do not change how gradients are clipped. Schedulers add the last."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gradclip._src.annotations import Meshes, Ord, ProcessGroups, StepPolicy, Threshold
 from gradclip._src.step.asked import Asked, Fused, Steps
 from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip._src.words import with_advice
-from gradclip.typing import Meshes, Ord, ProcessGroups, StepPolicy, Threshold
 
 if TYPE_CHECKING:
     from gradclip._src.monitor.monitor import Monitor

@@ -7,9 +7,9 @@ norm that the engine measured.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from gradclip._src.annotations import Threshold
 from gradclip._src.step.engine import EngineClipping
 from gradclip._src.thresholds.holder import AdaptiveThreshold
-from gradclip.typing import Threshold
 
 if TYPE_CHECKING:
     from gradclip._src.monitor.monitor import Monitor

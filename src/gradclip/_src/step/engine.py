@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from gradclip._src.annotations import Policy, Scalar, Threshold
 from gradclip._src.backends import among_several
 from gradclip._src.backends.torch.distributed import device_for
 from gradclip._src.backends.torch.process_groups import Group
@@ -22,7 +23,6 @@ from gradclip._src.passed.arguments import check_monitor, check_threshold
 from gradclip._src.step.attached import Attached, as_passed, many
 from gradclip._src.step.handle import check_free, claim
 from gradclip._src.thresholds.holder import AdaptiveThreshold
-from gradclip.typing import Policy, Scalar, Threshold
 
 if TYPE_CHECKING:
     from gradclip._src.monitor.monitor import Monitor

@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING, Any
 
+from gradclip._src.annotations import Threshold
 from gradclip._src.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip._src.core.norms import Order
 from gradclip._src.step.asked import Asked
 from gradclip._src.step.wrapped import is_deepspeed, is_megatron
 from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip._src.words import listed
-from gradclip.typing import Threshold
 
 if TYPE_CHECKING:
     from gradclip._src.monitor.monitor import Monitor

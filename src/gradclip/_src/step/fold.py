@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from gradclip._src.annotations import Threshold
 from gradclip._src.core.nonfinite import DROP, Nonfinite
 from gradclip._src.monitor.monitor import Monitor
 from gradclip._src.passed.parameters import have_thresholds
@@ -29,7 +30,6 @@ from gradclip._src.step.within import (
     without_momentum,
 )
 from gradclip._src.thresholds.holder import AdaptiveThreshold
-from gradclip.typing import Threshold
 
 
 class FusedClipping(StepClipping):

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.optim import Optimizer
 
+from gradclip._src.annotations import Policy, Scalar, Threshold
 from gradclip._src.backends.torch.tensors import without_values
 from gradclip._src.core.pipeline import EachNorm
 from gradclip._src.distributed.processes import ONE_PROCESS, processes_of, telling
@@ -23,7 +24,6 @@ from gradclip._src.step.others import ClippedBefore, Elsewhere
 from gradclip._src.step.within import Request, makes_state
 from gradclip._src.step.wrapped import Closure, parameters_of, with_closure
 from gradclip._src.thresholds.holder import AdaptiveThreshold
-from gradclip.typing import Policy, Scalar, Threshold
 
 
 class Holder(Protocol):

@@ -22,6 +22,7 @@ from torch.nn import utils
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
+from gradclip._src.annotations import Parameters
 from gradclip._src.core import announced
 from gradclip._src.core.norms import Order
 from gradclip._src.inplace.gradients import chosen
@@ -29,7 +30,6 @@ from gradclip._src.passed.leaves import Choice
 from gradclip._src.passed.parameters import ParameterList, have_thresholds, reusable
 from gradclip._src.step.wrapped import unwrapped
 from gradclip._src.thresholds.holder import AdaptiveThreshold
-from gradclip.typing import Parameters
 
 _BY_GLOBAL_NORM = ("clip_grad_norm_", "clip_grads_with_norm_")
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from gradclip._src import look
+from gradclip._src.annotations import Ord, Parameters, Policy, Threshold
 from gradclip._src.backends import any_distributed
 from gradclip._src.core import announced
 from gradclip._src.core.nonfinite import Nonfinite
@@ -21,7 +22,6 @@ from gradclip._src.step.attached import Attached, as_passed, many
 from gradclip._src.step.heard import current_pass
 from gradclip._src.step.within import with_memory_of_its_own
 from gradclip._src.words import listed, with_advice
-from gradclip.typing import Ord, Parameters, Policy, Threshold
 
 Shares = Callable[[Mapping[str, int]], Mapping[str, float]]
 """Returns the thresholds of parameters from their numbers of elements, both by name."""

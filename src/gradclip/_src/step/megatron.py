@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from gradclip._src.annotations import Threshold
 from gradclip._src.step.engine import EngineClipping
 from gradclip._src.step.wrapped import configurations
 from gradclip._src.thresholds.holder import AdaptiveThreshold
-from gradclip.typing import Threshold
 
 if TYPE_CHECKING:
     from gradclip._src.monitor.monitor import Monitor

@@ -33,6 +33,7 @@ from typing import Any
 import torch
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
+from gradclip._src.annotations import Meshes, ProcessGroups, Scalar, Threshold
 from gradclip._src.backends import any_distributed, shards_of
 from gradclip._src.backends.torch.tensors import tensor_of
 from gradclip._src.core.arrays import Arrays
@@ -49,7 +50,6 @@ from gradclip._src.inplace.gradients import Gradients, entered
 from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.passed.parameters import ParameterList, have_thresholds
 from gradclip._src.thresholds.holder import AdaptiveThreshold
-from gradclip.typing import Meshes, ProcessGroups, Scalar, Threshold
 
 _DEPTH = 16  # of frames from a hook to who calls the step
 _DIVIDES = "_step_supports_amp_scaling"

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from gradclip._src.annotations import HasDtype, Scalar
 from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.thresholds.following import FollowingRule, fraction_of, recovery_steps
 from gradclip._src.thresholds.history import AnyHistory, SteadyHistory, namespace_of, of_one_norm
 from gradclip._src.thresholds.quantile import QuantileRule
 from gradclip._src.words import advised, typed, with_advice
-from gradclip.typing import HasDtype, Scalar
 
 _LEAST = 0.25
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from gradclip._src.annotations import HasDtype, Scalar
 from gradclip._src.core.formats import FLOAT32, FLOAT64, dtype_name
 from gradclip._src.core.values import Array
 from gradclip._src.flush_mode import with_subnormals
@@ -29,7 +30,7 @@ from gradclip._src.thresholds.history import (
     of_framework,
     of_one_norm,
 )
-from gradclip.typing import HasDtype, Scalar
+from gradclip._src.words import with_advice
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gradclip._src.annotations import Scalar
 from gradclip._src.backends.imported import exportable
 from gradclip._src.backends.registry import entry_of, framework_of, names_of_all
 from gradclip._src.core.formats import FLOAT32, FLOAT64, Format, dtype_name, format_of
 from gradclip._src.core.values import Array
 from gradclip._src.words import typed
-from gradclip.typing import Scalar
 
 _LARGEST_WINDOW = 2**15  # its square fits 32 bits, the only integers JAX has by default
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from gradclip._src.annotations import Ord, Scalar, Threshold
 from gradclip._src.backends.registry import entry_of, find, framework_of
 from gradclip._src.core.formats import dtype_name
 from gradclip._src.core.nonfinite import PROPAGATE, Nonfinite
@@ -19,7 +20,6 @@ from gradclip._src.thresholds.below_usual import SteadyRule, rule_given
 from gradclip._src.thresholds.following import FollowingRule
 from gradclip._src.thresholds.history import AnyHistory, SteadyHistory, check_between
 from gradclip._src.words import shown, typed, with_advice
-from gradclip.typing import Ord, Scalar, Threshold
 
 _KEYS = ("ord", "dtype", "norms", "steps", "num_clipped", "num_skipped", "norm", "max_norm")
 

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gradclip._src.annotations import HasDtype, Scalar
 from gradclip._src.backends.imported import exportable
 from gradclip._src.backends.registry import entry_of, framework_of
 from gradclip._src.core.formats import FLOAT32
 from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.thresholds.history import check_between, framework_like
 from gradclip._src.words import advised
-from gradclip.typing import HasDtype, Scalar
 
 
 @exportable

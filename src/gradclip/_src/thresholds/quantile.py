@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
+from gradclip._src.annotations import Scalar
 from gradclip._src.thresholds.following import FollowingRule
 from gradclip._src.words import advised
-from gradclip.typing import Scalar
 
 
 @advised

@@ -14,6 +14,7 @@ from itertools import chain
 
 import numpy as np
 
+from gradclip._src.annotations import Threshold
 from gradclip._src.backends.host import exact
 from gradclip._src.backends.host.arrays import HostArray, viewed_arrays, wide_chunks
 from gradclip._src.backends.host.backend import HOST
@@ -30,7 +31,6 @@ from gradclip._src.updates.files.stored import Stored
 from gradclip._src.updates.measured import Gauge, Reading, counts, left_out, measured
 from gradclip._src.updates.verdict import Measurement, Template, UpdateCheck, differences
 from gradclip._src.words import listed
-from gradclip.typing import Threshold
 
 _DIGITS = 120  # binary digits of a root
 _PAIRS_ENOUGH = Fraction(1, 2**17)

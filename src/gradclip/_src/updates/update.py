@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from gradclip._src.annotations import Ord, Threshold
 from gradclip._src.backends import whole_scalar
 from gradclip._src.backends.framework import Framework
 from gradclip._src.backends.host.arrays import HostArray
@@ -26,7 +27,6 @@ from gradclip._src.updates.files.stored import Stored
 from gradclip._src.updates.judge import checked_order, judge
 from gradclip._src.updates.verdict import Slot, Template, UpdateCheck, in_one_line, named, of_arrays, shown
 from gradclip._src.words import typed
-from gradclip.typing import Ord, Threshold
 
 _MOST_VALUES = 1 << 21
 _MOST_REPEATED = 1 << 28  # elements of an array that holds some of them again and again, as `expand` makes it

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gradclip._src.annotations import Relation
 from gradclip._src.backends.registry import framework_of
 from gradclip._src.core.formats import Format
 from gradclip._src.core.values import Array
 from gradclip._src.private.functions.clipped import ClippedFunction
 from gradclip._src.private.sums.rounding import root_up
 from gradclip._src.tree import flatten
-from gradclip.typing import Relation
 
 Vector = np.ndarray
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from gradclip._src.annotations import Dtype, Relation, Tree
 from gradclip._src.backends.host.exact import squared_distance
 from gradclip._src.backends.on_host import framework_of, numbers_of
 from gradclip._src.backends.registry import differentiating, load
@@ -40,7 +41,6 @@ from gradclip._src.private.sums.sensitivity import Sensitivity
 from gradclip._src.private.sums.settings import as_count, as_number
 from gradclip._src.tree import FlatTree, flatten
 from gradclip._src.words import shown, with_advice
-from gradclip.typing import Dtype, Relation, Tree
 
 _LOOSE = 4
 

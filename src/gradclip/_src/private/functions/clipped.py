@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gradclip._src.annotations import Mask
 from gradclip._src.backends.entries import Entry
 from gradclip._src.backends.registry import differentiating
 from gradclip._src.core.values import Array
@@ -30,7 +31,6 @@ from gradclip._src.private.sums.call_arguments import (
 from gradclip._src.private.sums.clip import clip_examples
 from gradclip._src.private.sums.microbatches import Memory, examples_in, whole_program
 from gradclip._src.tree import flatten
-from gradclip.typing import Mask
 
 _clip_examples = with_subnormals(clip_examples)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
+from gradclip._src.annotations import Method, Relation, SumDtype, Thresholds, Unit, WideDtype
 from gradclip._src.core.formats import SUPPORTED, bare_name, format_named, is_complex_name
 from gradclip._src.core.layouts import EXAMPLE, TREE, Scope
 from gradclip._src.flush_mode import with_subnormals
@@ -28,7 +29,6 @@ from gradclip._src.private.sums.settings import (
 )
 from gradclip._src.tree import flatten
 from gradclip._src.words import listed, shown, typed
-from gradclip.typing import Method, Relation, SumDtype, Thresholds, Unit, WideDtype
 
 _SEVERAL_TERMS = 2
 

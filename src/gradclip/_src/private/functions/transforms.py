@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from gradclip._src.annotations import Method, Policy, RuleName, Thresholds, Unit, WideDtype
 from gradclip._src.private.functions.clipped import ClippedFunction
 from gradclip._src.private.functions.settings import made_of
 from gradclip._src.private.sums.call_arguments import positions
 from gradclip._src.words import with_advice
-from gradclip.typing import Method, Policy, RuleName, Thresholds, Unit, WideDtype
 
 
 @with_advice

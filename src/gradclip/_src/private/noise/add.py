@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import optree
 
+from gradclip._src.annotations import Tree
 from gradclip._src.backends import any_distributed
 from gradclip._src.backends.registry import framework_of, is_traced
 from gradclip._src.core.formats import bare_name, dtype_name, format_named, is_empty_name
@@ -34,7 +35,6 @@ from gradclip._src.private.sums.sensitivity import Sensitivity
 from gradclip._src.private.sums.settings import as_number
 from gradclip._src.tree import FlatTree, flatten
 from gradclip._src.words import shown
-from gradclip.typing import Tree
 
 FEWEST_STEPS = 64
 _MOST_STEPS = 2**60

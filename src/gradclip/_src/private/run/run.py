@@ -27,8 +27,8 @@ from gradclip._src.tree import flatten
 from gradclip._src.words import shown, typed, with_advice
 
 if TYPE_CHECKING:
+    from gradclip._src.annotations import Tree
     from gradclip._src.private.run.batches import PoissonBatches
-    from gradclip.typing import Tree
 
 
 def check_not_recorded(summed: object) -> None:

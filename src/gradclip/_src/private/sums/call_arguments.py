@@ -12,6 +12,7 @@ from typing import Any
 
 import optree
 
+from gradclip._src.annotations import Mask
 from gradclip._src.backends.entries import Entry
 from gradclip._src.backends.registry import (
     all_numbers,
@@ -28,7 +29,6 @@ from gradclip._src.passed.arguments import is_array, shape_of_mask
 from gradclip._src.passed.leaves import is_integer
 from gradclip._src.tree import flatten
 from gradclip._src.words import listed, shown, typed
-from gradclip.typing import Mask
 
 
 def positions(name: str, given: int | Sequence[int]) -> tuple[int, ...]:

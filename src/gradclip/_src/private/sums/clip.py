@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import optree
 
+from gradclip._src.annotations import Mask, Policy, RuleName, Scalar, Thresholds, Tree, WideDtype
 from gradclip._src.backends.imported import exportable
 from gradclip._src.backends.registry import find, framework_of, ways_to_examples
 from gradclip._src.core.values import shape_of
@@ -20,7 +21,6 @@ from gradclip._src.private.sums.settings import PerExampleSettings
 from gradclip._src.private.sums.summed import LeafGroup, nothing, summed_at_once
 from gradclip._src.tree import FlatTree, flattened
 from gradclip._src.words import listed
-from gradclip.typing import Mask, Policy, RuleName, Scalar, Thresholds, Tree, WideDtype
 
 
 @exportable

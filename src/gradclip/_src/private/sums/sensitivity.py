@@ -14,6 +14,7 @@ import math
 from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 
+from gradclip._src.annotations import Policy, Relation, RuleName, SumDtype, Thresholds, Unit, WideDtype
 from gradclip._src.core.formats import Format
 from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.passed.arguments import check_flag, check_threshold
@@ -30,7 +31,6 @@ from gradclip._src.private.sums.settings import (
 )
 from gradclip._src.tree import flatten
 from gradclip._src.words import advised, shown, with_advice
-from gradclip.typing import Policy, Relation, RuleName, SumDtype, Thresholds, Unit, WideDtype
 
 RELATIONS = ("add_or_remove_one", "replace_one", "zero_out")
 UNITS = ("example", "group")

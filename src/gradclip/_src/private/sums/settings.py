@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+from gradclip._src.annotations import Policy, RuleName, Thresholds, WideDtype
 from gradclip._src.backends.registry import framework_of
 from gradclip._src.core.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Format, bare_name
 from gradclip._src.core.nonfinite import Nonfinite
@@ -25,7 +26,6 @@ from gradclip._src.passed.arguments import check_flag, check_threshold, is_singl
 from gradclip._src.private.sums.rounding import rounded_up
 from gradclip._src.tree import flatten
 from gradclip._src.words import shown, typed
-from gradclip.typing import Policy, RuleName, Thresholds, WideDtype
 
 _LARGEST_COUNT = 2**63 - 1
 _WIDE = {"float32": FLOAT32, "float64": FLOAT64}
