@@ -181,12 +181,14 @@ _WHEN_USED = {
 advise_on_imports()
 
 
-def __getattr__(name: str) -> Any:
-    """Import rarely used names on first access."""
-    if name not in _WHEN_USED:
-        raise no_attribute(name, sys.modules[__name__])
-    found = globals()[name] = getattr(import_module(_WHEN_USED[name]), name)
-    return found
+if not TYPE_CHECKING:  # or a misspelt name would be right to type checkers
+
+    def __getattr__(name: str) -> Any:
+        """Import rarely used names on first access."""
+        if name not in _WHEN_USED:
+            raise no_attribute(name, sys.modules[__name__])
+        found = globals()[name] = getattr(import_module(_WHEN_USED[name]), name)
+        return found
 
 
 def __dir__() -> list[str]:

@@ -18,7 +18,6 @@ ROOM = TESTS.parent / "src" / "gradclip"
 # Modules without a test file of their own, and why.
 TESTED_ELSEWHERE = {
     "__main__": "one call of cli.app, which tests/cli/test_app.py makes",
-    "annotations": "nothing that runs; tests/test_typing.py has what type checkers say of it",
     "backends/framework": "what frameworks supply; tests/backends/test_registry.py has one that supplies the least",
     "backends/jax/framework": "the front of a folder, which tests/backends/test_on_host.py goes through",
     "core/protocols": "nothing that runs; mypy checks it",

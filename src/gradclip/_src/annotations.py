@@ -4,27 +4,57 @@ Trees may be any containers; a function that returns a tree of the same structur
 other scalars belong to the tree's framework, which its type does not show; their type is `Scalar`.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsFloat, TypeAlias, TypeVar
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    Protocol,
+    SupportsFloat,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    runtime_checkable,
+)
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from jax import Array
+    from torch import Tensor
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 else:
-    ProcessGroup = DeviceMesh = Any
+    Array = Tensor = ProcessGroup = DeviceMesh = Any
 
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 Tree = TypeVar("Tree")
 
 Scalar: TypeAlias = Any
 """A scalar array of the gradients' framework."""
 
-Threshold: TypeAlias = SupportsFloat
+Threshold: TypeAlias = float | SupportsFloat
 """A number, or a scalar array of any framework; it may be traced."""
 
-Thresholds: TypeAlias = object
-"""A `Threshold`, or a tree prefix of them; its containers may be of any type."""
+
+@runtime_checkable
+class Dataclass(Protocol):
+    """An instance of a dataclass, such as a tree of Flax, Equinox or chex."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+@runtime_checkable
+class Node(Protocol):
+    """An instance of a class that `register_pytree_node_class` of JAX or optree takes."""
+
+    def tree_flatten(self) -> Any: ...
+
+
+Thresholds: TypeAlias = Threshold | Mapping[Any, Any] | list[Any] | tuple[Any, ...] | Dataclass | Node
+"""A `Threshold`, or a tree prefix of them. A container of a type that is registered otherwise is passed as `Any`."""
 
 NamedThresholds: TypeAlias = Mapping[str, Any]
 """Patterns of names, and for each a `Threshold`, an `AdaptiveThreshold`, or None."""
@@ -49,6 +79,7 @@ AxisName: TypeAlias = Hashable
 """The name of a mesh axis, a tuple of names, or None."""
 
 
+@runtime_checkable
 class HasDtype(Protocol):
     """An array of any framework."""
 
@@ -59,13 +90,22 @@ class HasDtype(Protocol):
     def shape(self) -> Any: ...
 
 
-class HasGrad(Protocol):
+@runtime_checkable
+class HasGrad(Protocol[T_co]):
     """A parameter: an object whose `.grad` is its gradient, an array or None."""
 
     @property
-    def grad(self) -> Any: ...
+    def grad(self) -> T_co | None: ...
 
 
+@runtime_checkable
+class Several(Protocol[T_co]):
+    """What can be iterated. Unlike an `Iterable`, pydantic passes it on as it is."""
+
+    def __iter__(self) -> Iterator[T_co]: ...
+
+
+@runtime_checkable
 class HasItemsize(Protocol):
     """A dtype of NumPy or PyTorch."""
 
@@ -76,7 +116,7 @@ class HasItemsize(Protocol):
 Mask: TypeAlias = HasDtype | list[bool] | tuple[bool, ...] | None
 """Booleans, one for each example."""
 
-Parameters: TypeAlias = HasGrad | Iterable[Any]
+Parameters: TypeAlias = HasGrad[Any] | Several[Any]
 """One parameter, or several: a list, a generator, named pairs, an optimizer's groups; or a tree of NumPy arrays."""
 
 ProcessGroups: TypeAlias = ProcessGroup | Sequence[ProcessGroup] | None
@@ -86,3 +126,51 @@ WideDtype: TypeAlias = Literal["float32", "float64"] | type | HasItemsize
 SumDtype: TypeAlias = WideDtype | Literal["float16", "bfloat16"]
 Dtype: TypeAlias = str | type | HasItemsize
 """A dtype: its name, a type of NumPy or JAX, or a dtype object."""
+
+# For overloads: what a call returns depends on the framework of what it is given.
+Owners: TypeAlias = HasGrad[T] | Mapping[str, HasGrad[T]] | Several[HasGrad[T]] | Several[tuple[str, HasGrad[T]]]
+Leaves: TypeAlias = T | Mapping[Any, T] | Sequence[T]
+NumPyArray: TypeAlias = np.ndarray[Any, Any]
+NumPyScalar: TypeAlias = np.floating[Any]
+NumPyTree = TypeVar("NumPyTree", bound=Leaves[NumPyArray])
+TorchTree = TypeVar("TorchTree", bound="Leaves[Tensor]")
+JaxTree = TypeVar("JaxTree", bound="Leaves[Array]")
+
+
+class Chosen(TypedDict, total=False):
+    """Which gradients count."""
+
+    where: Where
+    integers: Integers
+
+
+class OfShards(Chosen, total=False):
+    """The arguments of calls that measure a tree."""
+
+    axis_name: AxisName
+
+
+class ClipsShards(OfShards, total=False):
+    """The arguments of calls that clip a tree."""
+
+    ord: Ord
+    nonfinite: Policy
+
+
+class OnProcesses(Chosen, total=False):
+    """The arguments of calls that measure gradients of parameters."""
+
+    process_group: ProcessGroups
+    mesh: Meshes
+
+
+class Clips(OnProcesses, total=False):
+    """The arguments of calls that clip gradients of parameters."""
+
+    nonfinite: Policy
+
+
+class ClipsUnits(Clips, total=False):
+    """The arguments of calls that clip by unit."""
+
+    unit_axis: UnitAxis

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gradclip._src.annotations import Meshes, Ord, ProcessGroups, StepPolicy, Threshold
+from gradclip._src.monitor.monitor import Monitor
 from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip._src.words import with_advice
 from gradclip.integrations import needed_for
@@ -20,9 +21,6 @@ with needed_for("lightning", "torch"):
     from gradclip._src.step.attach import clip_at_step
     from gradclip._src.step.engine import EngineClipping
     from gradclip._src.step.handle import StepClipping
-
-if TYPE_CHECKING:
-    from gradclip._src.monitor.monitor import Monitor
 
 __all__ = ["ClipCallback"]
 

@@ -48,7 +48,7 @@ class SkipSpikesState(NamedTuple):
     """
 
     clip: AdaptiveClipState
-    inner: optax.OptState
+    inner: Any
 
 
 @with_advice

@@ -5,9 +5,10 @@ Its own clipping must be off: pass `max_grad_norm=0.0` to `TrainingArguments`, w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gradclip._src.annotations import Meshes, Ord, ProcessGroups, StepPolicy, Threshold
+from gradclip._src.monitor.monitor import Monitor
 from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip._src.words import with_advice
@@ -21,9 +22,6 @@ with needed_for("transformers", "torch"):
     from gradclip._src.step.attach import clip_at_step
     from gradclip._src.step.engine import EngineClipping
     from gradclip._src.step.handle import StepClipping
-
-if TYPE_CHECKING:
-    from gradclip._src.monitor.monitor import Monitor
 
 __all__ = ["ClipCallback"]
 

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Unpack, overload
 
 from gradclip._src.annotations import (
+    Array,
     AxisName,
+    ClipsShards,
     Integers,
+    JaxTree,
+    Leaves,
+    NumPyArray,
+    NumPyScalar,
+    NumPyTree,
+    OfShards,
     Ord,
     Policy,
     Scalar,
+    Tensor,
     Threshold,
     Thresholds,
+    TorchTree,
     Tree,
     UnitAxis,
     Where,
@@ -44,6 +54,14 @@ from gradclip._src.passed.unit_axes import (
 )
 
 
+@overload
+def global_norm(tree: Leaves[NumPyArray], ord: Ord | Order = 2, **options: Unpack[OfShards]) -> NumPyScalar: ...
+@overload
+def global_norm(tree: Leaves[Tensor], ord: Ord | Order = 2, **options: Unpack[OfShards]) -> Tensor: ...
+@overload
+def global_norm(tree: Leaves[Array], ord: Ord | Order = 2, **options: Unpack[OfShards]) -> Array: ...
+@overload
+def global_norm(tree: object, ord: Ord | Order = 2, **options: Unpack[OfShards]) -> Scalar: ...
 @with_subnormals
 def global_norm(
     tree: object, ord: Ord | Order = 2, *, axis_name: AxisName = None, where: Where = None, integers: Integers = "keep"
@@ -118,6 +136,20 @@ def layer_norms(
     return shape.arrange(norms_of_groups(leaves, layers, order, axis_name))
 
 
+@overload
+def clip_by_global_norm(
+    tree: NumPyTree, max_norm: Threshold, **options: Unpack[ClipsShards]
+) -> tuple[NumPyTree, NumPyScalar]: ...
+@overload
+def clip_by_global_norm(
+    tree: TorchTree, max_norm: Threshold, **options: Unpack[ClipsShards]
+) -> tuple[TorchTree, Tensor]: ...
+@overload
+def clip_by_global_norm(
+    tree: JaxTree, max_norm: Threshold, **options: Unpack[ClipsShards]
+) -> tuple[JaxTree, Array]: ...
+@overload
+def clip_by_global_norm(tree: Tree, max_norm: Threshold, **options: Unpack[ClipsShards]) -> tuple[Tree, Scalar]: ...
 @with_subnormals
 def clip_by_global_norm(
     tree: Tree,

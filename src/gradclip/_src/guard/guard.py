@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from gradclip._src.guard.step import StepGuard
 else:
-    ProcessGroup = Optimizer = Any
+    ProcessGroup = Optimizer = StepGuard = Any
 
 
 @with_advice

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeGuard, runtime_checkable
 
 from gradclip._src.annotations import Meshes, ProcessGroups
 from gradclip._src.core.norms import Order
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 OnMistake = Literal["warn", "raise"]
 
 
+@runtime_checkable
 class Handle(Protocol):
     """What `clip_at_step` returns."""
 

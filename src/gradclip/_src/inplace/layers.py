@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Unpack, overload
 
 import numpy as np
 import optree
@@ -15,9 +15,11 @@ from gradclip._src.annotations import (
     Integers,
     Meshes,
     Ord,
+    Owners,
     Parameters,
     Policy,
     ProcessGroups,
+    Tensor,
     Threshold,
     Thresholds,
     Where,
@@ -32,15 +34,13 @@ from gradclip._src.distributed.processes import ONE_PROCESS, Processes, processe
 from gradclip._src.inplace.driver import clip_parts
 from gradclip._src.inplace.gradients import Gradients, Taken, entered, others_left
 from gradclip._src.inplace.groups import threshold_of_each
-from gradclip._src.inplace.watched import clip_watched
+from gradclip._src.inplace.watched import ClipsWatched, clip_watched
+from gradclip._src.monitor.monitor import Monitor
 from gradclip._src.passed.arguments import check_monitor, check_thresholds, in_place, is_single_threshold
 from gradclip._src.passed.leaves import choice_of, layers_of, split_by
 from gradclip._src.passed.parameters import ParameterList, as_tuple, reusable
 from gradclip._src.tree import FlatTree, flatten
 from gradclip._src.words import typed
-
-if TYPE_CHECKING:
-    from gradclip._src.monitor.monitor import Monitor
 
 
 class Call(NamedTuple):
@@ -313,6 +313,12 @@ def _arranged(parameters: Parameters, norms: Sequence[Any], given: Given) -> Any
     return [None if owner.grad is None else next(found) for owner in listed]
 
 
+@overload
+def clip_grad_layer_norm_(
+    parameters: Owners[Tensor], max_norm: Thresholds, **options: Unpack[ClipsWatched]
+) -> list[Tensor | None]: ...
+@overload
+def clip_grad_layer_norm_(parameters: Parameters, max_norm: Thresholds, **options: Unpack[ClipsWatched]) -> Any: ...
 @in_place
 def clip_grad_layer_norm_(
     parameters: Parameters,

@@ -10,18 +10,25 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, Unpack, overload
 
 from gradclip._src import look
 from gradclip._src.annotations import (
+    Clips,
     Integers,
+    Leaves,
     Meshes,
     NamedThresholds,
+    NumPyArray,
+    NumPyScalar,
+    OnProcesses,
     Ord,
+    Owners,
     Parameters,
     Policy,
     ProcessGroups,
     Scalar,
+    Tensor,
     Threshold,
     Where,
 )
@@ -37,13 +44,11 @@ from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.inplace.driver import clip_each, clip_on_device, clip_taken
 from gradclip._src.inplace.gradients import Gradients, Taken, chosen, entered
 from gradclip._src.inplace.groups import clamp_by_parts, clip_by_parts, clip_ordinary, several_norms
+from gradclip._src.monitor.monitor import Monitor
 from gradclip._src.passed.arguments import check_monitor, check_norm, check_real, check_threshold, in_place
 from gradclip._src.passed.leaves import EVERY, Choice, choice_of
 from gradclip._src.passed.parameters import ParameterList, as_tuple, have_thresholds, repeatable, reusable
 from gradclip._src.thresholds.holder import AdaptiveThreshold
-
-if TYPE_CHECKING:
-    from gradclip._src.monitor.monitor import Monitor
 
 
 @in_place
@@ -127,6 +132,12 @@ def clip_grad_value_(
         taken.clamp(bound)
 
 
+@overload
+def grad_norm(parameters: Leaves[NumPyArray], ord: Ord | Order = 2, **options: Unpack[OnProcesses]) -> NumPyScalar: ...
+@overload
+def grad_norm(parameters: Owners[Tensor], ord: Ord | Order = 2, **options: Unpack[OnProcesses]) -> Tensor: ...
+@overload
+def grad_norm(parameters: Parameters, ord: Ord | Order = 2, **options: Unpack[OnProcesses]) -> Scalar: ...
 @with_subnormals
 def grad_norm(
     parameters: Parameters,
@@ -186,6 +197,25 @@ def grad_norm(
         return backend.leave_scalar(norm.product(), holders.norm_dtype(arrays), gradients.grads)
 
 
+class _Options(Clips, total=False):
+    monitor: Monitor | None
+
+
+_MaxNorm: TypeAlias = Threshold | AdaptiveThreshold | NamedThresholds
+
+
+@overload
+def clip_grad_norm_(
+    parameters: Leaves[NumPyArray], max_norm: _MaxNorm, ord: Ord | Order = 2, **options: Unpack[_Options]
+) -> NumPyScalar: ...
+@overload
+def clip_grad_norm_(
+    parameters: Owners[Tensor], max_norm: _MaxNorm, ord: Ord | Order = 2, **options: Unpack[_Options]
+) -> Tensor: ...
+@overload
+def clip_grad_norm_(
+    parameters: Parameters, max_norm: _MaxNorm, ord: Ord | Order = 2, **options: Unpack[_Options]
+) -> Scalar: ...
 @in_place
 def clip_grad_norm_(
     parameters: Parameters,

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack, overload
 
 from gradclip._src.annotations import (
+    ClipsUnits,
     Integers,
     Meshes,
     Ord,
+    Owners,
     Parameters,
     Policy,
     ProcessGroups,
+    Tensor,
     Threshold,
     Thresholds,
     UnitAxis,
@@ -32,7 +35,8 @@ from gradclip._src.distributed.processes import ONE_PROCESS
 from gradclip._src.inplace.driver import clip_parts
 from gradclip._src.inplace.gradients import Taken
 from gradclip._src.inplace.layers import Call, Layerwise, clip_at_once, following, numbers
-from gradclip._src.inplace.watched import clip_watched
+from gradclip._src.inplace.watched import ClipsWatched, clip_watched
+from gradclip._src.monitor.monitor import Monitor
 from gradclip._src.passed.arguments import check_monitor, in_place, is_single_threshold
 from gradclip._src.passed.leaves import counted
 from gradclip._src.passed.parameters import reusable
@@ -47,10 +51,17 @@ from gradclip._src.passed.unit_axes import (
 )
 from gradclip._src.tree import flatten
 
-if TYPE_CHECKING:
-    from gradclip._src.monitor.monitor import Monitor
+
+class _ByUnit(ClipsWatched, total=False):
+    unit_axis: UnitAxis
 
 
+@overload
+def clip_grad_unit_norm_(
+    parameters: Owners[Tensor], max_norm: Thresholds, **options: Unpack[_ByUnit]
+) -> list[Tensor | None]: ...
+@overload
+def clip_grad_unit_norm_(parameters: Parameters, max_norm: Thresholds, **options: Unpack[_ByUnit]) -> Any: ...
 @in_place
 def clip_grad_unit_norm_(
     parameters: Parameters,
@@ -125,6 +136,26 @@ def clip_grad_unit_norm_(
     return _clip(call, mine, layers, layout, Each(layers.thresholds), clipping, monitor)
 
 
+class _Adaptively(ClipsUnits, total=False):
+    params: object
+
+
+@overload
+def adaptive_grad_clip_(
+    parameters: Owners[Tensor],
+    clipping: Threshold = 0.01,
+    eps: Threshold = 1e-3,
+    ord: Ord = 2,
+    **options: Unpack[_Adaptively],
+) -> list[Tensor | None]: ...
+@overload
+def adaptive_grad_clip_(
+    parameters: Parameters,
+    clipping: Threshold = 0.01,
+    eps: Threshold = 1e-3,
+    ord: Ord = 2,
+    **options: Unpack[_Adaptively],
+) -> Any: ...
 @in_place
 def adaptive_grad_clip_(
     parameters: Parameters,

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from gradclip._src.annotations import Clips, Ord
 from gradclip._src.core.decision import Clipping, Each
 from gradclip._src.core.holders import Holders
 from gradclip._src.core.layouts import Groups, Several
@@ -18,9 +19,14 @@ from gradclip._src.core.norms import of_all
 from gradclip._src.core.protocols import Backend
 from gradclip._src.inplace.driver import clip_parts
 from gradclip._src.inplace.gradients import Taken
+from gradclip._src.monitor.monitor import Monitor
 
-if TYPE_CHECKING:
-    from gradclip._src.monitor.monitor import Monitor
+
+class ClipsWatched(Clips, total=False):
+    """The arguments of calls that clip by layer."""
+
+    ord: Ord
+    monitor: Monitor | None
 
 
 def clip_watched(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +20,9 @@ from gradclip._src.monitor.spikes import Spikes
 from gradclip._src.words import shown, with_advice
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from matplotlib.figure import Figure
-
+else:
+    Figure = Any
 
 Callback = Callable[[int, dict[str, float]], object]
 _CAPACITY = 10_000  # steps

@@ -5,14 +5,12 @@ norm that the engine measured.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from gradclip._src.annotations import Threshold
+from gradclip._src.monitor.monitor import Monitor
 from gradclip._src.step.engine import EngineClipping
 from gradclip._src.thresholds.holder import AdaptiveThreshold
-
-if TYPE_CHECKING:
-    from gradclip._src.monitor.monitor import Monitor
 
 _STEP = "_take_model_step"  # runs once for each update, in PipelineEngine too
 _CLIP = "clip_fp32_gradients"

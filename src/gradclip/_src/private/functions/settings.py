@@ -1,7 +1,5 @@
 """What a clipped function is asked to do, checked when it is made, and the sensitivity that it promises."""
 
-from __future__ import annotations
-
 import math
 import numbers
 import warnings

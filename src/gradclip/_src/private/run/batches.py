@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,10 +32,6 @@ from gradclip._src.private.noise.draws import check_seed, chosen, draws_from, sh
 from gradclip._src.private.sums.rounding import rounded_up
 from gradclip._src.private.sums.settings import as_count, as_number
 from gradclip._src.words import advised
-
-if TYPE_CHECKING:
-    from gradclip._src.private.noise.draws import Generator
-
 
 _UP = decimal.Context(
     prec=60,
@@ -149,7 +144,7 @@ class PoissonBatches:
     rate: float
     steps: int = field(kw_only=True)
     pad_to: int = field(default=None, kw_only=True)  # type: ignore[assignment]  # a number once it is made
-    seed: "int | Generator | None" = field(default=None, kw_only=True)
+    seed: "int | np.random.Generator | None" = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         n, steps = as_count("n", self.n), as_count("steps", self.steps)

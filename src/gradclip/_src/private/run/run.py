@@ -7,8 +7,8 @@ import math
 import numbers
 import os
 from threading import Lock
-from typing import TYPE_CHECKING
 
+from gradclip._src.annotations import Tree
 from gradclip._src.backends.registry import framework_of
 from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.private.noise.add import add_noise, is_recorded
@@ -21,14 +21,11 @@ from gradclip._src.private.run.accounting import (
     multiplier_on_integers,
     smallest_multiplier,
 )
+from gradclip._src.private.run.batches import PoissonBatches
 from gradclip._src.private.sums.sensitivity import Sensitivity
 from gradclip._src.private.sums.settings import as_count
 from gradclip._src.tree import flatten
 from gradclip._src.words import shown, typed, with_advice
-
-if TYPE_CHECKING:
-    from gradclip._src.annotations import Tree
-    from gradclip._src.private.run.batches import PoissonBatches
 
 
 def check_not_recorded(summed: object) -> None:

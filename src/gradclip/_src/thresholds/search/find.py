@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gradclip._src.thresholds.search.trials import Trial, middle_of, plateau_of
 from gradclip._src.words import shown, with_advice
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+else:
+    Figure = Any
 
 
 @dataclass(frozen=True)
