@@ -30,6 +30,8 @@ def check_files(kernels):
     sources = [name for name in files if name.endswith((".cpp", ".hpp", ".txt")) and name != "entry_points.txt"]
     if len(compiled) != kernels or sources:
         sys.exit(f"expected {int(kernels)} compiled module and no sources, found {compiled} and {sources}")
+    if "py.typed" not in files:
+        sys.exit("expected py.typed, by which type checkers read the types of gradclip")
 
 
 def check_status(kernels):

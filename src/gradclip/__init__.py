@@ -84,6 +84,8 @@ from gradclip._src.thresholds.quantile import QuantileRule
 from gradclip._src.words import advise_on_imports, no_attribute
 
 if TYPE_CHECKING:
+    from gradclip import integrations as integrations
+    from gradclip import typing as typing
     from gradclip._src.explained import SpikeExplanation, explain_spike
     from gradclip._src.guard.guard import guard
     from gradclip._src.monitor.monitor import Monitor

@@ -15,8 +15,8 @@ LAYERS = [
     {"inplace"},
     {"functional", "private", "step"},
     {"explained", "guard", "logs", "updates"},
-    {"cli", "gradclip", "integrations", "typing"},
-    {"__main__"},
+    {"cli", "integrations", "typing"},
+    {"__main__", "gradclip"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 ENGINES = ("jax", "tensorflow", "torch")

@@ -22,8 +22,18 @@ trainer:
         nonfinite: raise
         max_norm: {max_norm}
 """
-FOLLOWING = "{class_path: gradclip.AdaptiveThreshold, init_args: {rule: {class_path: gradclip.SpreadRule}}}"
-READ = {"1.0": 1.0, "1": 1.0, "[0.5]": [0.5], FOLLOWING: gradclip.AdaptiveThreshold(gradclip.SpreadRule())}
+RULE = "{class_path: gradclip.QuantileRule, init_args: {factor: 1, quantile: 0.9, window: 64}}"
+SPREAD = "{class_path: gradclip.AdaptiveThreshold, init_args: {rule: {class_path: gradclip.SpreadRule}}}"
+QUANTILE = f"{{class_path: gradclip.AdaptiveThreshold, init_args: {{rule: {RULE}}}}}"
+READ = {
+    "1.0": 1.0,
+    "1": 1.0,
+    "[0.5]": [0.5],
+    SPREAD: gradclip.AdaptiveThreshold(gradclip.SpreadRule()),
+    QUANTILE: gradclip.AdaptiveThreshold(gradclip.QuantileRule(1, 0.9, 64)),
+}
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of jsonargparse, about what Lightning calls
 
 
 class PlainNet(Net):
