@@ -104,6 +104,13 @@ def library_without_its_import(model: nn.Module, max_norm: gradclip.typing.Thres
     return gradclip.integrations.torch.get_total_norm(list(model.parameters()))
 
 
+def in_opacus(model: nn.Module, optimizer: torch.optim.SGD, loader: torch.utils.data.DataLoader[Tensor]) -> Any:
+    engine = gradclip.integrations.opacus.PrivacyEngine(accountant="rdp")
+    return engine.make_private(
+        module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=1.0, max_grad_norm=1.0
+    )
+
+
 def in_backward(model: nn.Module) -> ClippedInBackward:
     from gradclip.integrations.torch import clip_in_backward
 

@@ -13,7 +13,7 @@ are Opacus' own. What the optimizer does with the gradients of the examples is g
 
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from gradclip.integrations import needed_for
 from gradclip.integrations.opacus_ghost import GhostCriterion, GhostDPOptimizer, GhostModule
@@ -43,6 +43,8 @@ __all__ = [
     "SimpleDistributedPerLayerOptimizer",
 ]
 
+T = TypeVar("T", bound=Callable[..., Any])
+
 _BY_FUNCTORCH = "ft_compute_sample_grad"
 """The attribute of a layer in which Opacus keeps how functorch makes its gradients."""
 _MODES = ("hooks", "functorch", "ew", "ghost")
@@ -53,6 +55,11 @@ _KINDS: dict[tuple[str, bool], type[DPOptimizer]] = {
     ("flat", True): DistributedDPOptimizer,
     ("per_layer", True): SimpleDistributedPerLayerOptimizer,
 }
+
+
+def _documented_as(original: Callable[..., Any]) -> Callable[[T], T]:
+    """Return `wraps` of a method, so that type checkers still see a method."""
+    return wraps(original)  # type: ignore[return-value]
 
 
 class PrivacyEngine(opacus.PrivacyEngine):
@@ -71,7 +78,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
             "flat".
     """
 
-    @wraps(opacus.PrivacyEngine.make_private)
+    @_documented_as(opacus.PrivacyEngine.make_private)
     def make_private(
         self, *, module: torch.nn.Module, clipping: str = "flat", grad_sample_mode: str = "hooks", **rest: object
     ) -> Any:
@@ -83,7 +90,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
         made[1].names = {p: name for name, p in module.named_parameters()}
         return made
 
-    @wraps(opacus.PrivacyEngine._prepare_model)
+    @_documented_as(opacus.PrivacyEngine._prepare_model)
     def _prepare_model(self, module: torch.nn.Module, *, grad_sample_mode: str = "hooks", **rest: Any) -> Any:
         if grad_sample_mode != "ghost":
             made = super()._prepare_model(module, grad_sample_mode=grad_sample_mode, **rest)
