@@ -18,7 +18,7 @@ from gradclip._src.words import shown
 _SKIP = "skip_above"
 _SKIPPED_BY_DEFAULT = 4.0
 _AUTOCLIP = {"factor": 1.0, "quantile": 0.9, "window": 1000.0}
-RULES: dict[str, type[FollowingRule]] = {
+RULES: dict[str, type[QuantileRule | SpreadRule | SteadyRule]] = {
     "adaptive": SpreadRule,
     "spread": SpreadRule,
     "steady": SteadyRule,
