@@ -14,6 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import public_doctests  # noqa: F401  # it lets doctest find what is public
 from environments import new_environment, pip_install
 from install_table import project
 

@@ -146,7 +146,7 @@ def test_what_a_scan_returns():
 def test_a_copy_goes_on_by_itself():
     spikes = Spikes(5)
     spikes.see(seen([1.0] * 10, [[1.0, 1.0]] * 10))
-    copied = spikes.copy()
+    copied = Spikes.of_plain(spikes.plain())
     copied.see(seen([100.0], [[1.0, 99.0]], first=11))
     assert (len(copied.kept()), spikes.kept()) == (1, [])
     assert copied.kept()[0].layers[0].times == 99.0

@@ -14,6 +14,7 @@ from gradclip._src.backends.on_host import fetched, framework_of
 from gradclip._src.monitor.records import rounded
 from gradclip._src.private.functions.transforms import clipped_grad
 from gradclip._src.private.sums.call_arguments import shapes_of_batch
+from gradclip._src.public import public, record
 from gradclip._src.tree import dotted, flatten
 from gradclip._src.words import listed, with_advice
 
@@ -24,6 +25,7 @@ _ALL_ZERO = (
 )
 
 
+@record
 class LayerOfExample(NamedTuple):
     """A layer's norm in an example's gradient, and its share of the squared norm; NaN if that is not finite."""
 
@@ -32,6 +34,7 @@ class LayerOfExample(NamedTuple):
     share: float
 
 
+@record
 class Example(NamedTuple):
     """An example of a batch.
 
@@ -66,6 +69,7 @@ class Example(NamedTuple):
         return f"example {self.place}: norm {self.norm:g}, not finite in {broken[0]}{more}, loss {self.loss:.4g}"
 
 
+@public
 class SpikeExplanation(NamedTuple):
     """The examples of a batch: those with NaN or infinity first, then by the norms of their gradients.
 
@@ -87,6 +91,7 @@ class SpikeExplanation(NamedTuple):
         return "\n".join([heading, *zeros, *(f"  {example}" for example in self.examples[:_SHOWN])])
 
 
+@public
 @with_advice
 def explain_spike(
     fun: Callable[..., Any],

@@ -30,6 +30,7 @@ from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.json_text import from_json, to_json
 from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.passed.leaves import choice_of, counted_part, prepared
+from gradclip._src.public import public
 from gradclip._src.words import shown, typed
 
 
@@ -47,6 +48,7 @@ _MOST_PARTS = 2**40
 """The most parts whose accumulators fit in float64. `core/accumulators.py` has the proof."""
 
 
+@public
 @dataclass(frozen=True)
 class PartialNorm:
     """What some parts of one gradient contribute to its norm: a few numbers, however many arrays there are.
@@ -58,7 +60,7 @@ class PartialNorm:
 
     Attributes:
         ord: the order of the norm.
-        numbers: a sum of powers for each range of magnitudes, and their errors (see `core/accumulators.py`).
+        numbers: a sum of powers for each range of magnitudes, and their errors.
         parts: how many parts have been added.
         floor: an upper bound on what elements that a device flushed to zero could add to the norm.
 
@@ -250,6 +252,7 @@ class PartsInTurn(Holders):
             )
 
 
+@public
 @with_subnormals
 def partial_norm(tree: object, ord: Ord = 2, *, where: Where = None, integers: Integers = "keep") -> PartialNorm:
     """Measure one part of a gradient. Add the results of all parts to get the norm of the whole.

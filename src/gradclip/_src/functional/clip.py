@@ -52,6 +52,7 @@ from gradclip._src.passed.unit_axes import (
     scopes_of,
     thresholds_of_leaves,
 )
+from gradclip._src.public import public
 
 
 @overload
@@ -62,6 +63,7 @@ def global_norm(tree: Leaves[Tensor], ord: Ord | Order = 2, **options: Unpack[Of
 def global_norm(tree: Leaves[Array], ord: Ord | Order = 2, **options: Unpack[OfShards]) -> Array: ...
 @overload
 def global_norm(tree: object, ord: Ord | Order = 2, **options: Unpack[OfShards]) -> Scalar: ...
+@public
 @with_subnormals
 def global_norm(
     tree: object, ord: Ord | Order = 2, *, axis_name: AxisName = None, where: Where = None, integers: Integers = "keep"
@@ -100,6 +102,7 @@ def global_norm(
     return norms_of_groups(leaves_of(tree, axis_name, where, integers), LAYER, order, axis_name)[0]
 
 
+@public
 @with_subnormals
 def layer_norms(
     tree: object,
@@ -150,6 +153,7 @@ def clip_by_global_norm(
 ) -> tuple[JaxTree, Array]: ...
 @overload
 def clip_by_global_norm(tree: Tree, max_norm: Threshold, **options: Unpack[ClipsShards]) -> tuple[Tree, Scalar]: ...
+@public
 @with_subnormals
 def clip_by_global_norm(
     tree: Tree,
@@ -187,7 +191,7 @@ def clip_by_global_norm(
         TypeError, ValueError: as in `global_norm`, or an invalid `max_norm` or `nonfinite`.
         FloatingPointError: with `nonfinite="raise"`, the gradients contain NaN or infinity.
 
-    The method is that of Pascanu et al. 2013; `core/coefficient.py` proves the bound.
+    The method is that of Pascanu et al. 2013. That the bound holds, rounding included, is proven.
 
     >>> import numpy as np
     >>> grads = {"w": np.array([3.0, 4.0])}
@@ -202,6 +206,7 @@ def clip_by_global_norm(
     return leaves.rebuild(clipped), norms[0]
 
 
+@public
 @with_subnormals
 def clip_by_layer_norm(
     tree: Tree,
@@ -252,6 +257,7 @@ def clip_by_layer_norm(
     return leaves.rebuild(clipped), prefix.arrange(norms)
 
 
+@public
 @with_subnormals
 def clip_by_value(tree: Tree, clip_value: Threshold, *, where: Where = None, integers: Integers = "keep") -> Tree:
     """Return `tree` alone, without a norm, each element clamped to [-clip_value, clip_value]. NaN stays NaN.
@@ -291,6 +297,7 @@ def clip_by_value(tree: Tree, clip_value: Threshold, *, where: Where = None, int
     return flat.rebuild(clip(arrays, scalar_array(clip_value), None)[0])
 
 
+@public
 @with_subnormals
 def clip_by_unit_norm(
     tree: Tree,
@@ -357,6 +364,7 @@ def clip_by_unit_norm(
     return leaves.rebuild(clipped), norms
 
 
+@public
 @with_subnormals
 def adaptive_grad_clip(
     tree: Tree,

@@ -22,8 +22,10 @@ from gradclip._src.core.norms import Order
 from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.passed.leaves import choice_of, counted
+from gradclip._src.public import public
 
 
+@public
 @with_subnormals
 def norm_at_most(
     tree: object, max_norm: Threshold, *, ord: Ord = 2, where: Where = None, integers: Integers = "keep"

@@ -8,6 +8,7 @@ from gradclip._src.annotations import Meshes, Ord, ProcessGroups, Threshold
 from gradclip._src.core.norms import Order
 from gradclip._src.guard.settings import Handle, OnMistake, Settings, seems_a_handle
 from gradclip._src.passed.arguments import check_threshold
+from gradclip._src.public import public
 from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip._src.words import with_advice
 
@@ -20,6 +21,7 @@ else:
     ProcessGroup = Optimizer = StepGuard = Any
 
 
+@public
 @with_advice
 def guard(
     optimizer: Optimizer,

@@ -39,6 +39,7 @@ from gradclip._src.monitor.monitor import Monitor
 from gradclip._src.passed.arguments import check_monitor, check_thresholds, in_place, is_single_threshold
 from gradclip._src.passed.leaves import choice_of, layers_of, split_by
 from gradclip._src.passed.parameters import ParameterList, as_tuple, reusable
+from gradclip._src.public import public
 from gradclip._src.tree import FlatTree, flatten
 from gradclip._src.words import typed
 
@@ -319,6 +320,7 @@ def clip_grad_layer_norm_(
 ) -> list[Tensor | None]: ...
 @overload
 def clip_grad_layer_norm_(parameters: Parameters, max_norm: Thresholds, **options: Unpack[ClipsWatched]) -> Any: ...
+@public
 @in_place
 def clip_grad_layer_norm_(
     parameters: Parameters,

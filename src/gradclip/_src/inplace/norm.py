@@ -48,6 +48,7 @@ from gradclip._src.monitor.monitor import Monitor
 from gradclip._src.passed.arguments import check_monitor, check_norm, check_real, check_threshold, in_place
 from gradclip._src.passed.leaves import EVERY, Choice, choice_of
 from gradclip._src.passed.parameters import ParameterList, as_tuple, have_thresholds, repeatable, reusable
+from gradclip._src.public import public
 from gradclip._src.thresholds.holder import AdaptiveThreshold
 
 
@@ -88,6 +89,7 @@ def clip_grads_with_norm_(
             taken.scale(from_norm(backend, norm, threshold, arrays))
 
 
+@public
 @in_place
 def clip_grad_value_(
     parameters: Parameters,
@@ -138,6 +140,7 @@ def grad_norm(parameters: Leaves[NumPyArray], ord: Ord | Order = 2, **options: U
 def grad_norm(parameters: Owners[Tensor], ord: Ord | Order = 2, **options: Unpack[OnProcesses]) -> Tensor: ...
 @overload
 def grad_norm(parameters: Parameters, ord: Ord | Order = 2, **options: Unpack[OnProcesses]) -> Scalar: ...
+@public
 @with_subnormals
 def grad_norm(
     parameters: Parameters,
@@ -216,6 +219,7 @@ def clip_grad_norm_(
 def clip_grad_norm_(
     parameters: Parameters, max_norm: _MaxNorm, ord: Ord | Order = 2, **options: Unpack[_Options]
 ) -> Scalar: ...
+@public
 @in_place
 def clip_grad_norm_(
     parameters: Parameters,

@@ -49,6 +49,7 @@ from gradclip._src.passed.unit_axes import (
     weights_of,
     with_parameters,
 )
+from gradclip._src.public import public
 from gradclip._src.tree import flatten
 
 
@@ -62,6 +63,7 @@ def clip_grad_unit_norm_(
 ) -> list[Tensor | None]: ...
 @overload
 def clip_grad_unit_norm_(parameters: Parameters, max_norm: Thresholds, **options: Unpack[_ByUnit]) -> Any: ...
+@public
 @in_place
 def clip_grad_unit_norm_(
     parameters: Parameters,
@@ -156,6 +158,7 @@ def adaptive_grad_clip_(
     ord: Ord = 2,
     **options: Unpack[_Adaptively],
 ) -> Any: ...
+@public
 @in_place
 def adaptive_grad_clip_(
     parameters: Parameters,

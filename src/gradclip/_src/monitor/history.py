@@ -69,7 +69,7 @@ class Callbacks:
             self._idle.notify_all()
 
 
-_APART = ("_lock", "_callbacks", "_names")
+_OF_A_COPY = ("fetch_every", "layers_every", "_waiting", "_calls", "_warned")
 
 
 class History:
@@ -97,15 +97,30 @@ class History:
         """Make anew what no copy takes over."""
         self._lock, self._callbacks, self._names = RLock(), Callbacks(), Names()
 
-    def __getstate__(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, Any]:
+        """Return what a copy takes over, fetched or not, in tuples, lists and the records that users know."""
         with self._lock:
-            held = {name: value for name, value in vars(self).items() if name not in _APART}
-            copies = {"_kept": self._kept.copy(), "_pending": list(self._pending), "_notes": dict(self._notes)}
-            return held | copies | {"_spikes": self._spikes.copy()}
+            return {
+                **{name: getattr(self, name) for name in _OF_A_COPY},
+                "_kept": self._kept.copy(),
+                "_counts": self._counts,
+                "_pending": [one.plain() for one in self._pending],
+                "_notes": {thread: (note.loss, note.context) for thread, note in self._notes.items()},
+                "_spikes": self._spikes.plain(),
+                "handling": self.handling and tuple(self.handling),
+            }
 
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        vars(self).update(state)
-        self._set_apart()
+    @classmethod
+    def of_plain(cls, plain: Mapping[str, Any], tell: Callable[[Step], object] | None) -> "History":
+        """Return a copy that goes on by itself."""
+        made = cls.__new__(cls)
+        vars(made).update(plain)
+        made._pending = [Pending.of_plain(*one) for one in plain["_pending"]]
+        made._notes = {thread: Note(*said) for thread, said in plain["_notes"].items()}
+        made._spikes, made.tell = Spikes.of_plain(plain["_spikes"]), tell
+        made.handling = plain["handling"] and Handling(*plain["handling"])
+        made._set_apart()
+        return made
 
     @property
     def settings(self) -> dict[str, int]:

@@ -17,6 +17,7 @@ from gradclip._src.monitor.pending import Note, Pending, named, norm_and_thresho
 from gradclip._src.monitor.records import Columns, Counts, LayerTable, Overview, Spike, Step
 from gradclip._src.monitor.saved import State, from_lines, groups_of, to_line
 from gradclip._src.monitor.spikes import Spikes
+from gradclip._src.public import public
 from gradclip._src.words import shown, with_advice
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ Callback = Callable[[int, dict[str, float]], object]
 _CAPACITY = 10_000  # steps
 
 
+@public
 class Monitor:
     """Record what clipping does at each step: the norm before clipping, the threshold, and whether it clipped.
 
@@ -95,6 +97,14 @@ class Monitor:
     def __repr__(self) -> str:
         steps, clipped, skipped, nonfinite = self.counts
         return f"Monitor({steps} steps, {clipped} clipped, {skipped} skipped, {nonfinite} not finite)"
+
+    def __getstate__(self) -> dict[str, Any]:
+        names = ("top", "callback", "_groups")
+        return {name: getattr(self, name) for name in names} | {"_history": self._history.plain()}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state)
+        self._history = History.of_plain(state["_history"], None if self.callback is None else self._tell)
 
     @property
     def counts(self) -> Counts:

@@ -102,6 +102,17 @@ class Pending(NamedTuple):
         """Return what stands for a call that raised."""
         return cls(math.nan, math.nan, (), (), Handling("raise"), sampled=False, missed=True)
 
+    def plain(self) -> tuple[Any, ...]:
+        """Return the values in a tuple, for a copy of a monitor."""
+        values = self._replace(note=(self.note.loss, self.note.context), handling=tuple(self.handling))  # type: ignore[arg-type]
+        return tuple(values)
+
+    @classmethod
+    def of_plain(cls, *values: Any) -> "Pending":
+        """Return the values again."""
+        made = cls(*values)
+        return made._replace(handling=Handling(*made.handling), note=Note(*made.note))
+
     def noted(self, note: Note, *, sampled: bool) -> "Pending":
         """Return the values with what is said of them. Raises ValueError unless it is said of as many steps.
 

@@ -6,12 +6,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gradclip._src.public import public, record
 from gradclip._src.words import listed
 
 _SAID = 3  # layers in a sentence
 _LONGEST = 120  # characters of a context
 
 
+@record
 class LayerOfSpike(NamedTuple):
     """One layer at a spike.
 
@@ -43,6 +45,7 @@ class LayerOfSpike(NamedTuple):
         return f"{self.name} ({self.share:.0%} of its square, norm {self.norm:.4g}{usual}, since step {self.since:,})"
 
 
+@public
 class Spike(NamedTuple):
     """A step that was skipped, with a norm above 10 times the median of the 128 before, or with NaN or infinity.
 
@@ -137,6 +140,7 @@ TINY = 1e-6
 """With coefficients below it, an optimizer may lose the gradients."""
 
 
+@record
 class Layers(NamedTuple):
     """The layer norms before clipping, in float32 if it can hold them, and the unique names of the layers."""
 
@@ -149,6 +153,7 @@ class Layers(NamedTuple):
         return {self.names[index]: float(self.norms[index]) for index in order.tolist()}
 
 
+@record
 class Step(NamedTuple):
     """One step: its number from 1, the norm before clipping, the threshold, and whether it was skipped.
 
@@ -200,6 +205,7 @@ class Step(NamedTuple):
         return found | {f"layers/{name}": norm for name, norm in largest.items()}
 
 
+@record
 class Counts(NamedTuple):
     """How many steps there were, and how many were clipped, skipped or non-finite."""
 
@@ -222,6 +228,7 @@ class Counts(NamedTuple):
         return self.num_clipped / self.steps if self.steps else math.nan
 
 
+@record
 class Columns(NamedTuple):
     """Steps as arrays, one entry per step. A loss is NaN if none was recorded."""
 
@@ -251,6 +258,7 @@ class Columns(NamedTuple):
         return cls(numbers.astype(np.int64), norms, max_norms, clipped > 0, skipped > 0, losses)
 
 
+@record
 class LayerTable(NamedTuple):
     """Layer norms, shape (steps, layers); NaN if a layer was not recorded."""
 

@@ -3,7 +3,9 @@
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
+from typing import Any
 
 import numpy as np
 
@@ -34,12 +36,16 @@ class Spikes:
         """Return the spikes, in the order of their steps."""
         return list(self._kept)
 
-    def copy(self) -> "Spikes":
+    def plain(self) -> dict[str, Any]:
+        """Return what a copy takes over, copied."""
+        return {name: copy(value) for name, value in vars(self).items()}
+
+    @classmethod
+    def of_plain(cls, plain: Mapping[str, Any]) -> "Spikes":
         """Return a copy that goes on by itself."""
-        copied = Spikes(self.keep)
-        copied._kept, copied._broken = self._kept[:], self._broken
-        copied._norms, copied._sorted, copied._layers = self._norms.copy(), self._sorted[:], self._layers.copy()
-        return copied
+        made = cls(plain["keep"])
+        vars(made).update(plain)
+        return made
 
     def see(self, steps: Sequence[FetchedStep]) -> None:
         """Look at steps, in their order."""

@@ -15,6 +15,8 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple
 from zipimport import zipimporter
 
+from gradclip._src.public import public
+
 # Each term of a sum goes through 85 additions in its chunk. The sums of the chunks are added with error compensation.
 ADDITIONS = 87
 
@@ -30,6 +32,7 @@ _BUILD = (
 )
 
 
+@public
 @dataclass(frozen=True)
 class NativeStatus:
     """Whether gradclip uses its compiled kernels, and which variant. It is true if `available` is.
@@ -53,6 +56,7 @@ class NativeStatus:
         return self.variant if self.variant is not None else f"not available: {self.reason}"
 
 
+@public
 def native_status() -> NativeStatus:
     """Return whether the compiled kernels are in use: which variant, or why not.
 

@@ -18,6 +18,7 @@ from gradclip._src.core.norms import Order
 from gradclip._src.inplace.norm import clip_grad_norm_
 from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.passed.parameters import ParameterList
+from gradclip._src.public import public_in
 from gradclip._src.step.attached import Attached, as_passed, many
 from gradclip._src.step.heard import current_pass
 from gradclip._src.step.within import with_memory_of_its_own
@@ -294,6 +295,7 @@ def _is_clipped(parameter: torch.Tensor | None) -> bool:
     return hook is not None
 
 
+@public_in("integrations.torch")
 @with_advice
 def clip_in_backward(
     parameters: torch.nn.Module | Parameters,

@@ -2,11 +2,15 @@
 
 import sys
 
+from gradclip._src.public import public
 
+
+@public
 class ClippingWarning(UserWarning):
     """A mistake in how gradients are clipped, found by `gradclip.guard`."""
 
 
+@public
 class ClippingError(RuntimeError):
     """A mistake found by `gradclip.guard` with `on_mistake="raise"`, or more skipped steps than `stop_after` allows."""
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from gradclip._src.annotations import HasDtype, Scalar
 from gradclip._src.flush_mode import with_subnormals
+from gradclip._src.public import public
 from gradclip._src.thresholds.following import FollowingRule, fraction_of, recovery_steps
 from gradclip._src.thresholds.history import AnyHistory, SteadyHistory, namespace_of, of_one_norm
 from gradclip._src.thresholds.quantile import QuantileRule
@@ -16,6 +17,7 @@ from gradclip._src.words import advised, typed, with_advice
 _LEAST = 0.25
 
 
+@public
 @advised
 @dataclass(frozen=True)
 class SpreadRule(FollowingRule):
@@ -121,6 +123,7 @@ def rule_given(rule: FollowingRule | None, *, skips: bool) -> FollowingRule:
 _DOWN, _UP = 8.0, 4.0
 
 
+@public
 @advised
 @dataclass(frozen=True)
 class SteadyRule(FollowingRule):

@@ -16,6 +16,7 @@ from gradclip._src.backends.imported import exportable
 from gradclip._src.backends.registry import entry_of, framework_of, names_of_all
 from gradclip._src.core.formats import FLOAT32, FLOAT64, Format, dtype_name, format_of
 from gradclip._src.core.values import Array
+from gradclip._src.public import public
 from gradclip._src.words import typed
 
 _LARGEST_WINDOW = 2**15  # its square fits 32 bits, the only integers JAX has by default
@@ -59,6 +60,7 @@ def framework_like(array: object) -> Any:
 _WIDE = (FLOAT32.name, FLOAT64.name)
 
 
+@public
 @exportable
 class NormHistory(NamedTuple):
     """The last norms observed, newest first, and their number. Empty places hold `inf`.
@@ -75,6 +77,7 @@ class NormHistory(NamedTuple):
     count: Any
 
 
+@public
 @exportable
 class SteadyHistory(NamedTuple):
     """The last norms observed, their number, and the threshold that they have led to.

@@ -16,6 +16,7 @@ from gradclip._src.core.formats import dtype_name
 from gradclip._src.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip._src.core.norms import Order
 from gradclip._src.core.rules import Seen
+from gradclip._src.public import public
 from gradclip._src.thresholds.below_usual import SpreadRule, SteadyRule, rule_given
 from gradclip._src.thresholds.history import AnyHistory, SteadyHistory, check_between
 from gradclip._src.thresholds.quantile import QuantileRule
@@ -24,6 +25,7 @@ from gradclip._src.words import shown, typed, with_advice
 _KEYS = ("ord", "dtype", "norms", "steps", "num_clipped", "num_skipped", "norm", "max_norm")
 
 
+@public
 class AdaptiveThreshold:
     """A threshold that follows the norms. Pass it as `max_norm` of `gradclip.clip_grad_norm_` at every step.
 
@@ -219,6 +221,13 @@ class AdaptiveThreshold:
         return _as_of(self._history, like, wide)
 
     # Saving and loading
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_order": self._order and self._order.p}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state)
+        self._order = None if state["_order"] is None else Order(state["_order"])
 
     @with_advice
     def state_dict(self) -> dict[str, Any]:

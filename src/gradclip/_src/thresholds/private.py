@@ -19,10 +19,12 @@ from gradclip._src.backends.imported import exportable
 from gradclip._src.backends.registry import entry_of, framework_of
 from gradclip._src.core.formats import FLOAT32
 from gradclip._src.flush_mode import with_subnormals
+from gradclip._src.public import public
 from gradclip._src.thresholds.history import check_between, framework_like
 from gradclip._src.words import advised
 
 
+@public
 @exportable
 class PrivateQuantileState(NamedTuple):
     """The logarithm of the threshold, a float32 scalar. It is a tree of one array that you can carry, save and load."""
@@ -30,6 +32,7 @@ class PrivateQuantileState(NamedTuple):
     log_norm: Any
 
 
+@public
 @advised
 @dataclass(frozen=True)
 class PrivateQuantile:

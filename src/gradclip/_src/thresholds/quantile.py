@@ -7,10 +7,12 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from gradclip._src.annotations import Scalar
+from gradclip._src.public import public
 from gradclip._src.thresholds.following import FollowingRule
 from gradclip._src.words import advised
 
 
+@public
 @advised
 @dataclass(frozen=True)
 class QuantileRule(FollowingRule):

@@ -20,6 +20,7 @@ from gradclip._src.backends.registry import entries_of, entry_of, is_masked, is_
 from gradclip._src.core.formats import bare_name
 from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.functional.norm_at_most import known_threshold
+from gradclip._src.public import public
 from gradclip._src.tree import FlatTree, flatten
 from gradclip._src.updates.files import stored
 from gradclip._src.updates.files.numpy_files import member_of
@@ -197,6 +198,7 @@ _OF_FLOWER = (
 )
 
 
+@public
 @with_subnormals
 def check_update(tree: object, max_norm: Threshold, *, like: object = None, ord: Ord = 2) -> UpdateCheck:
     """Return whether an update is acceptable, with the reason: its norm is at most max_norm, and it is like a template.

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gradclip._src.public import public
 from gradclip._src.updates.files import stored
 from gradclip._src.updates.files.stored import Stored
 from gradclip._src.words import listed, printable
@@ -67,6 +68,7 @@ _MOST_WEIGHTS = 3
 _FIRST_WORDS = ("the ", "it ", "its ", "several ")
 
 
+@public
 @dataclass(frozen=True)
 class UpdateCheck:
     """Whether an update is acceptable, and why. It is true if `ok` is.

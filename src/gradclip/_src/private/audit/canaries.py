@@ -18,11 +18,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from gradclip._src.private.sums.settings import as_count, as_number
+from gradclip._src.public import public
 from gradclip._src.words import with_advice
 
 _LARGEST = 64.0
 
 
+@public
 @with_advice
 def audited_epsilon(
     scores: ArrayLike, included: ArrayLike, *, guesses: int, delta: float, confidence: float = 0.95

@@ -39,12 +39,14 @@ from gradclip._src.private.sums.clip import check_batch
 from gradclip._src.private.sums.rounding import root_up
 from gradclip._src.private.sums.sensitivity import Sensitivity
 from gradclip._src.private.sums.settings import as_count, as_number
+from gradclip._src.public import public, record
 from gradclip._src.tree import FlatTree, flatten
 from gradclip._src.words import shown, with_advice
 
 _LOOSE = 4
 
 
+@record
 @dataclass(frozen=True)
 class SensitivityCase:
     """The worst case for one kind of example: the largest distance, infinite if there is a `problem`.
@@ -58,6 +60,7 @@ class SensitivityCase:
     promised: bool = True
 
 
+@public
 @dataclass(frozen=True)
 class SensitivityReport:
     """The result of `check_sensitivity`: the promised sensitivity, and the worst case for each kind of example.
@@ -193,6 +196,7 @@ def _listed(made: dict[str, str]) -> str:
     return shown(", ".join(f"{path} {what}" for path, what in made.items())).strip("'\"")
 
 
+@public
 @with_advice
 def check_sensitivity(
     fun: Callable[[Tree], object] | ClippedFunction,

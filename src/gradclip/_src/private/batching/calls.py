@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from gradclip._src.backends.entries import Entry
 from gradclip._src.backends.imported import exportable
 from gradclip._src.private.batching.verbs import Args, Axes, Batching, NoLossError, mapped
+from gradclip._src.public import public
 from gradclip._src.words import listed
 
 
@@ -53,6 +54,7 @@ class Outline:
     dtype: Any
 
 
+@public
 @exportable
 class ExampleOutputs(NamedTuple):
     """Outputs for each example, with the batch on axis 0 of each leaf; None for those you did not ask for.

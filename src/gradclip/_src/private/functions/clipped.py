@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from gradclip._src.annotations import Mask
@@ -16,7 +17,7 @@ from gradclip._src.passed.leaves import counted
 from gradclip._src.private.batching.calls import Clipped, ExampleOutputs, PreparedCall, check_loss, value_and_aux
 from gradclip._src.private.batching.choose import batching_of
 from gradclip._src.private.batching.verbs import Axes, Batching, Function, Programs, Step, mapped
-from gradclip._src.private.functions.settings import FunctionSettings
+from gradclip._src.private.functions.settings import FunctionSettings, ObservedGradients
 from gradclip._src.private.ghost.plan import Plan, made_everywhere
 from gradclip._src.private.ghost.step import Clip, in_factors, parameters_of, planned_for, why_none
 from gradclip._src.private.sums.call_arguments import (
@@ -30,11 +31,14 @@ from gradclip._src.private.sums.call_arguments import (
 )
 from gradclip._src.private.sums.clip import clip_examples
 from gradclip._src.private.sums.microbatches import Memory, examples_in, whole_program
+from gradclip._src.private.sums.settings import PerExampleSettings
+from gradclip._src.public import public
 from gradclip._src.tree import flatten
 
 _clip_examples = with_subnormals(clip_examples)
 
 
+@public
 @dataclass(frozen=True, eq=False)
 class ClippedFunction(FunctionSettings):
     """A function of a batch that clips each example's gradient (or result) by its own norm and returns the sum.
@@ -46,8 +50,29 @@ class ClippedFunction(FunctionSettings):
 
     # Integrations override _framework, _is_mapped, _over_batch, _to_clip, _finished and _added_in.
 
-    programs: Programs = field(default_factory=Programs, init=False, repr=False)
-    plans: Programs = field(default_factory=Programs, init=False, repr=False)
+    @cached_property
+    def programs(self) -> Programs:
+        """The compiled programs of its calls."""
+        return Programs()
+
+    @cached_property
+    def plans(self) -> Programs:
+        """The plans of its calls."""
+        return Programs()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Plain values: a saved function names no class that users do not know. Compiled programs cannot be saved.
+        kept = {name: value for name, value in vars(self).items() if not isinstance(value, Programs)}
+        plain = {name: dict(vars(kept[name])) for name in ("settings", "observed")}
+        size = self.microbatch_size
+        return kept | plain | {"microbatch_size": vars(size) if isinstance(size, Memory) else size}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        settings, observed = PerExampleSettings(**state["settings"]), ObservedGradients()
+        vars(observed).update(state["observed"])
+        size = state["microbatch_size"]
+        size = Memory(**size) if isinstance(size, dict) else size
+        vars(self).update(state, settings=settings, observed=observed, microbatch_size=size)
 
     def __call__(self, *args: Any, mask: Mask = None, **kwargs: Any) -> Any:
         """Return the sum, and the `ExampleOutputs` if you asked for any.

@@ -25,6 +25,7 @@ from gradclip._src.private.sums.settings import (
     check_function,
     check_name,
 )
+from gradclip._src.public import public
 from gradclip._src.tree import flatten
 from gradclip._src.words import listed, shown, typed
 
@@ -144,6 +145,7 @@ F = TypeVar("F", bound="FunctionSettings")
 METHODS = ("auto", "materialize", "ghost", "loop")
 
 
+@public
 @dataclass(frozen=True, eq=False)
 class FunctionSettings:
     """The settings of a clipped function. `gradclip.clipped_grad` and `gradclip.clipped_fun` document them.

@@ -9,9 +9,11 @@ from gradclip._src.annotations import Method, Policy, RuleName, Thresholds, Unit
 from gradclip._src.private.functions.clipped import ClippedFunction
 from gradclip._src.private.functions.settings import made_of
 from gradclip._src.private.sums.call_arguments import positions
+from gradclip._src.public import public
 from gradclip._src.words import with_advice
 
 
+@public
 @with_advice
 def clipped_grad(
     fun: Callable[..., Any],
@@ -154,6 +156,7 @@ def clipped_grad(
     return made_of(ClippedFunction, asked | {"argnums": numbers if isinstance(argnums, Iterable) else numbers[0]})
 
 
+@public
 @with_advice
 def clipped_fun(
     fun: Callable[..., Any],

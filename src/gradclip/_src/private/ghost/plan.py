@@ -14,6 +14,7 @@ from gradclip._src.core.values import shape_of
 from gradclip._src.private.ghost.certificate import error_of_square
 from gradclip._src.private.ghost.records import LeafUses, MatrixPlace, Use
 from gradclip._src.private.sums.microbatches import bytes_of
+from gradclip._src.public import record
 from gradclip._src.tree import FlatTree
 
 _PASSES = 70.0
@@ -107,6 +108,7 @@ _NEEDED = "the framework makes none of a whole batch"
 How = Literal["ghost", "product", "autograd"]
 
 
+@record
 @dataclass(frozen=True)
 class PlannedLeaf:
     """How the gradient of one parameter is measured, and why.
@@ -133,6 +135,7 @@ class PlannedLeaf:
     terms: int = 0
 
 
+@record
 @dataclass(frozen=True)
 class Plan:
     """How a clipped function measures the gradient of each parameter for a batch. `print` shows it as a table."""

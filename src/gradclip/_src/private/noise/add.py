@@ -33,6 +33,7 @@ from gradclip._src.private.sums.clip import PerExampleInfo
 from gradclip._src.private.sums.rounding import root_up, rounded_up
 from gradclip._src.private.sums.sensitivity import Sensitivity
 from gradclip._src.private.sums.settings import as_number
+from gradclip._src.public import public
 from gradclip._src.tree import FlatTree, flatten
 from gradclip._src.words import shown
 
@@ -132,6 +133,7 @@ _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _NOT_SUMS = (ExampleOutputs, PerExampleInfo)
 
 
+@public
 @with_subnormals
 def add_noise(summed: Tree, sensitivity: Sensitivity, *, noise_multiplier: float, rng: object = "system") -> Tree:
     """Return a sum with Gaussian noise of standard deviation noise_multiplier * sensitivity in each element.

@@ -31,6 +31,7 @@ import numpy as np
 from gradclip._src.private.noise.draws import check_seed, chosen, draws_from, shuffled
 from gradclip._src.private.sums.rounding import rounded_up
 from gradclip._src.private.sums.settings import as_count, as_number
+from gradclip._src.public import public
 from gradclip._src.words import advised
 
 _UP = decimal.Context(
@@ -102,6 +103,7 @@ _FINEST = 2**53
 _RISK = 1e-12
 
 
+@public
 @advised
 @dataclass(frozen=True, repr=False)
 class PoissonBatches:
@@ -144,7 +146,7 @@ class PoissonBatches:
     rate: float
     steps: int = field(kw_only=True)
     pad_to: int = field(default=None, kw_only=True)  # type: ignore[assignment]  # a number once it is made
-    seed: "int | np.random.Generator | None" = field(default=None, kw_only=True)
+    seed: int | np.random.Generator | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         n, steps = as_count("n", self.n), as_count("steps", self.steps)

@@ -24,6 +24,7 @@ from gradclip._src.private.run.accounting import (
 from gradclip._src.private.run.batches import PoissonBatches
 from gradclip._src.private.sums.sensitivity import Sensitivity
 from gradclip._src.private.sums.settings import as_count
+from gradclip._src.public import public
 from gradclip._src.tree import flatten
 from gradclip._src.words import shown, typed, with_advice
 
@@ -96,6 +97,7 @@ _STEPS_OF_FLOATS = 2**16
 _counting = Lock()  # of the module, so that runs can be copied
 
 
+@public
 class PrivateRun:
     """The noise of one training run: how much, what was released, and the epsilon of that at `delta`.
 
@@ -115,7 +117,7 @@ class PrivateRun:
     What epsilon holds for: whoever sees all released sums, and all that is computed from them, learns nearly the same
     with one example (or group) more or less, or with zeros in its place. Losses, counts and norms are not covered
     unless noise is added to them.
-    `private/run/accounting.py` proves what is added to dp-accounting's result.
+    What is added to dp-accounting's result is proven.
 
     Raises:
         ValueError: a number out of range, or a sensitivity that does not fit the batches: another relation, no batch

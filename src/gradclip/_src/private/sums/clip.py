@@ -19,10 +19,12 @@ from gradclip._src.passed.arguments import check_mask, is_single_threshold, shap
 from gradclip._src.passed.leaves import first_sparse, prepared, summed
 from gradclip._src.private.sums.settings import PerExampleSettings
 from gradclip._src.private.sums.summed import LeafGroup, nothing, summed_at_once
+from gradclip._src.public import public
 from gradclip._src.tree import FlatTree, flattened
 from gradclip._src.words import listed
 
 
+@public
 @exportable
 class PerExampleInfo(NamedTuple):
     """How many examples were clipped, and the norm of each.
@@ -43,6 +45,7 @@ class PerExampleInfo(NamedTuple):
     norms: Scalar
 
 
+@public
 @with_subnormals
 def per_example_clip(
     grads: Tree,

@@ -29,6 +29,7 @@ from gradclip._src.private.sums.settings import (
     check_threshold_of_grid,
     grid_for,
 )
+from gradclip._src.public import public
 from gradclip._src.tree import flatten
 from gradclip._src.words import advised, shown, with_advice
 
@@ -36,6 +37,7 @@ RELATIONS = ("add_or_remove_one", "replace_one", "zero_out")
 UNITS = ("example", "group")
 
 
+@public
 @advised
 @dataclass(frozen=True)
 class Sensitivity:
@@ -144,6 +146,7 @@ class Sensitivity:
         return f"sum over {self.unit}s{divided}, {change} one {self.unit}: at most {self.bound}{extra}{note}"
 
 
+@public
 @with_subnormals
 def clipped_sum_sensitivity(
     max_norm: Thresholds,
@@ -191,8 +194,7 @@ def clipped_sum_sensitivity(
             `sum_dtype`: "float32", "float64", "float16" or "bfloat16", as in a compressed reduction.
 
     Returns:
-        A `Sensitivity`. Its bound and rounding are rounded up. The modules
-        `private/sums/sensitivity.py` and `private/sums/rounding.py` prove them.
+        A `Sensitivity`. Its bound and rounding are proven, and rounded up.
 
     Raises:
         ValueError: a negative or NaN threshold, an unknown name, a count below 1 or above 2**63 - 1, a `normalize_by`

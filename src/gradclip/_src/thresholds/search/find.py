@@ -15,6 +15,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gradclip._src.public import public
 from gradclip._src.thresholds.search.trials import Trial, middle_of, plateau_of
 from gradclip._src.words import shown, with_advice
 
@@ -24,6 +25,7 @@ else:
     Figure = Any
 
 
+@public
 @dataclass(frozen=True)
 class MaxNormSearch:
     """What `gradclip.find_max_norm` found. Print it for the table.
@@ -207,6 +209,7 @@ def _check_can_be_sent(train: Train) -> None:
 GRID = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, math.inf)
 
 
+@public
 @with_advice
 def find_max_norm(
     train: Train,

@@ -7,10 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gradclip._src.public import record
+
 _AS_GOOD = 0.01  # of the distance from the best loss to the one that a quarter exceeds
 _FARTHEST = 10.0  # times the best loss: losses that have exploded are no measure
 
 
+@record
 class Trial(NamedTuple):
     """The final losses of one threshold and learning rate, one for each seed; NaN where training diverged."""
 
