@@ -1,6 +1,7 @@
 """Which test files belong to which module: those of `_src/a/b.py` are `a/test_b.py` and `a/test_b_topic.py`."""
 
 import ast
+import re
 
 INTERNAL = "_src/"
 
@@ -22,8 +23,8 @@ def kernels(room):
 
 
 def name_of(path, room):
-    """Return the name of a file in the room."""
-    named = path.with_name("init" if path.stem == "__init__" else path.stem)
+    """Return the name of a file in the room, without the underscore of what is not public."""
+    named = path.with_name("init" if path.stem == "__init__" else re.sub("^_(?!_)", "", path.stem))
     return str(named.relative_to(room)).removeprefix(INTERNAL)
 
 

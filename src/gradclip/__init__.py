@@ -48,8 +48,8 @@ Find mistakes
 Keep the function names of another library               gradclip.integrations: torch, optax, tensorflow, keras, ...
 See which compiled kernels are in use                    native_status()
 
-For the details of a function, call `help`: `help(gradclip.clip_grad_norm_)`. The public API is the names in `gradclip`
-`gradclip.typing` and the modules of `gradclip.integrations`. What lies in `gradclip._src` is internal.
+For the details of a function, call `help`: `help(gradclip.clip_grad_norm_)`. The public API is the names in `gradclip`,
+`gradclip.typing` and the modules of `gradclip.integrations`. All else is internal.
 """
 
 import sys
@@ -179,6 +179,7 @@ _WHEN_USED = {
     "guard": "gradclip._src.guard.guard",
 }
 
+_MODULES = ("integrations", "typing")
 
 advise_on_imports()
 
@@ -186,7 +187,9 @@ advise_on_imports()
 if not TYPE_CHECKING:  # or a misspelt name would be right to type checkers
 
     def __getattr__(name: str) -> Any:
-        """Import rarely used names on first access."""
+        """Import rarely used names on first access, and the modules that users see."""
+        if name in _MODULES:
+            return import_module(f"gradclip.{name}")
         if name not in _WHEN_USED:
             raise no_attribute(name, sys.modules[__name__])
         found = globals()[name] = getattr(import_module(_WHEN_USED[name]), name)
@@ -194,4 +197,4 @@ if not TYPE_CHECKING:  # or a misspelt name would be right to type checkers
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, *_MODULES]

@@ -10,6 +10,7 @@ import pytest
 
 from fresh_process import run
 from gradclip._src.backends import imported
+from gradclip._src.backends.imported import needed_for
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 
@@ -117,3 +118,8 @@ def test_libraries_without_an_oldest_release_are_recent():
     assert imported.is_recent("numpy")
     assert imported.needed_instead("optax", "0.0.1") is None
     imported.check_release("")
+
+
+def test_a_missing_module_of_our_own_is_no_missing_library():
+    with pytest.raises(ModuleNotFoundError, match="No module named 'gradclip\\.nowhere'"), needed_for("torch"):
+        import gradclip.nowhere  # noqa: F401

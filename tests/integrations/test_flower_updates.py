@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gradclip
-from gradclip.integrations.flower_updates import (
+from gradclip.integrations._flower_updates import (
     adaptive_clip_inputs_inplace,
     clip_inputs_inplace,
     clipped_parameters,

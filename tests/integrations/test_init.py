@@ -1,8 +1,11 @@
 import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from gradclip import integrations
 
 NEEDED = {
     "brainstate": "jax",
@@ -45,11 +48,28 @@ def test_a_missing_library_says_what_to_install(integration, missing):
     assert message == expected
 
 
-def test_a_missing_module_of_our_own_is_no_missing_library():
-    from gradclip.integrations import needed_for
+def run(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
-    with pytest.raises(ModuleNotFoundError, match="No module named 'gradclip\\.nowhere'"), needed_for("torch"):
-        import gradclip.nowhere  # noqa: F401
+
+def test_integrations_are_there_without_an_import_statement():
+    modules = {path.stem for path in Path(integrations.__file__).parent.glob("[!_]*.py")}
+    assert set(dir(integrations)) == modules
+    code = "import gradclip, sys; before = 'torch' in sys.modules; name = gradclip.integrations.torch.clip_grad_norm_"
+    assert run(f"{code}.__module__; print(before, name)") == "False gradclip.integrations.torch"
+
+
+def test_an_integration_without_its_library_says_what_to_install():
+    code = "import sys, gradclip; sys.modules['flwr'] = None\n"
+    code += "try: gradclip.integrations.flower\nexcept AttributeError as error: print(error)\n"
+    code += "print(hasattr(gradclip.integrations, 'flower'))"
+    message = "gradclip.integrations.flower needs flwr, which is not installed. Run: pip install flwr"
+    assert run(code) == f"{message}\nFalse"
+
+
+def test_looking_at_integrations_imports_none():
+    code = "import gradclip, sys; dir(gradclip.integrations), dir(gradclip); print('jax' in sys.modules)"
+    assert run(code) == "False"
 
 
 @pytest.mark.parametrize(

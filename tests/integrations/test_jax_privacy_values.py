@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradclip.integrations.jax_privacy_values import cast, left_out_together, norms_of, widened
+from gradclip.integrations._jax_privacy_values import cast, left_out_together, norms_of, widened
 
 FLOAT0 = np.zeros(3, jax.dtypes.float0)
 

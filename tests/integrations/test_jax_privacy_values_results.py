@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from gradclip.integrations._jax_privacy_values import bound_of
 from gradclip.integrations.jax_privacy import clipped_fun
-from gradclip.integrations.jax_privacy_values import bound_of
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from importlib import metadata
 
 import pytest
 
-from gradclip.integrations.jax_privacy_values import skips_whole_examples
+from gradclip.integrations._jax_privacy_values import skips_whole_examples
 
 
 def test_the_installed_release_decides():

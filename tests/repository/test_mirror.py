@@ -40,6 +40,7 @@ OF_PROGRAMS = {
     "hops",
     "readme",
     "scenarios",
+    "surface",
     "training",
 }
 # Folders of tests that mirror nothing: helpers, and tests of a kind of their own.

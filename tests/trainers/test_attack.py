@@ -5,7 +5,7 @@ from unittest import mock
 import pytest
 
 from attack import run
-from gradclip.integrations import flower_replies, flower_strategies
+from gradclip.integrations import _flower_replies, _flower_strategies
 
 SEED, CASES, PARTS = 12, 60, 4
 
@@ -16,19 +16,19 @@ def test_nothing_is_found(part):
     assert not found, "\n".join(f"number {number} of seed {SEED}: {problem}" for number, problem in found.items())
 
 
-CLIPPED = flower_strategies.clipped_parameters
+CLIPPED = _flower_strategies.clipped_parameters
 WRONG = {
     "Flower's evaluation": (
-        flower_strategies._Private,
+        _flower_strategies._Private,
         "aggregate_evaluate",
         lambda self, number, replies: self.strategy.aggregate_evaluate(number, replies),
     ),
-    "metrics in any form": (flower_replies, "_of_usual_metrics", lambda replies, task: replies),
-    "names in any form": (flower_replies, "_name_alike", lambda replies, kinds: None),
-    "weights of any size": (flower_replies, "_MOST", 1e9),
-    "replies that need not fit": (flower_replies, "_problem", lambda *replies: None),
+    "metrics in any form": (_flower_replies, "_of_usual_metrics", lambda replies, task: replies),
+    "names in any form": (_flower_replies, "_name_alike", lambda replies, kinds: None),
+    "weights of any size": (_flower_replies, "_MOST", 1e9),
+    "replies that need not fit": (_flower_replies, "_problem", lambda *replies: None),
     "updates that are too long": (
-        flower_strategies,
+        _flower_strategies,
         "clipped_parameters",
         lambda new, old, most: CLIPPED(new, old, 1.01 * most),
     ),

@@ -6,60 +6,94 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set, Sized
 from functools import cache
 from os import PathLike
 
-_INTEGRATIONS = ["brainstate", "declearn", "jax_privacy", "keras", "lucid", "optax", "tensorflow", "torch"]
+# The integrations, with other names of their libraries.
+_INTEGRATIONS = {
+    "brainstate": ("brainstate",),
+    "declearn": ("declearn",),
+    "flower": ("flower", "flwr"),
+    "jax_privacy": ("jax_privacy",),
+    "keras": ("keras",),
+    "lightning": ("lightning", "pytorch_lightning", "pl"),
+    "lucid": ("lucid",),
+    "opacus": ("opacus",),
+    "optax": ("optax",),
+    "tensorflow": ("tensorflow", "tf"),
+    "torch": ("torch", "pytorch"),
+    "transformers": ("transformers", "huggingface", "hf"),
+}
 _AS_THEY_ARE = "Pass arrays of any framework to gradclip's own functions"
 _GLOBAL = "Use gradclip.clip_grad_norm_(parameters, max_norm) in place, or gradclip.clip_by_global_norm(tree, max_norm)"
 _NORM = "Use gradclip.global_norm(tree) for gradients, or gradclip.grad_norm(parameters)"
+_LAYER_NORMS = "Use gradclip.layer_norms(tree) for the norm of each array"
+_LAYERS = "Use gradclip.clip_grad_layer_norm_ in place, or gradclip.clip_by_layer_norm"
+_VALUE = "Use gradclip.clip_grad_value_ in place, or gradclip.clip_by_value for a tree"
 _UNITS = "Use gradclip.adaptive_grad_clip(grads, params), or gradclip.adaptive_grad_clip_(parameters) in place"
 _FOLLOWS = (
     "For a threshold that follows the norms, pass max_norm=gradclip.AdaptiveThreshold() to gradclip.clip_grad_norm_"
 )
 _AT_QUANTILE = "For a threshold at a quantile of the last norms, pass \
 max_norm=gradclip.AdaptiveThreshold(gradclip.QuantileRule(1, 0.9, window=1_000)) to gradclip.clip_grad_norm_"
+_CALLBACKS = "Import ClipCallback from gradclip.integrations.lightning or from gradclip.integrations.transformers"
+_NONFINITE = 'Pass nonfinite="raise" or "zero" to gradclip.clip_grad_norm_ or gradclip.clip_by_global_norm'
+_BY_UNIT = "Use gradclip.clip_grad_unit_norm_ in place, or gradclip.clip_by_unit_norm for a tree"
 _NOISE = "Use clipped_grad(...).sensitivity().noise_std(noise_multiplier), or the same of \
 gradclip.clipped_sum_sensitivity(max_norm, batch_size=...)"
+_SPENT = "Use gradclip.PrivateRun, whose noise is that for an epsilon, and which says what a run has spent"
+_BATCHES = "Use gradclip.PoissonBatches, or in PyTorch gradclip.integrations.torch.poisson_loader"
 _PRIVATE = "Use gradclip.clipped_grad(loss, max_norm), or gradclip.per_example_clip for gradients you already have"
 
 # Keys are in lower case, without leading or trailing underscores.
 _NAMES = {
     **{
-        name: f"{_AS_THEY_ARE}. For the function names of {name}, import gradclip.integrations.{module}"
-        for name, module in [
-            *zip(_INTEGRATIONS, _INTEGRATIONS, strict=True),
-            ("pytorch", "torch"),
-            ("tf", "tensorflow"),
-        ]
+        name: f"{_AS_THEY_ARE}. For the names of {name}, import gradclip.integrations.{module}"
+        for module, names in _INTEGRATIONS.items()
+        for name in names
     },
     **dict.fromkeys(("jax", "flax", "nnx", "equinox", "haiku", "numpy"), _AS_THEY_ARE),
-    "integrations": "Import one of its modules, such as gradclip.integrations.torch",
-    **dict.fromkeys(("opacus", "privacyengine", "dpoptimizer", "gradsamplemodule"), _PRIVATE),
-    **dict.fromkeys(("private", "dp", "dp_sgd", "dpsgd"), _PRIVATE),
-    **dict.fromkeys(("noise_std", "noise_multiplier", "sensitivity", "get_noise_multiplier"), _NOISE),
+    **dict.fromkeys(("privacyengine", "dpoptimizer", "gradsamplemodule", "per_example_gradients"), _PRIVATE),
+    **dict.fromkeys(("private", "dp", "dp_sgd", "dpsgd", "differentially_private_aggregate"), _PRIVATE),
+    **dict.fromkeys(("noise_std", "noise_multiplier", "sensitivity", "l2_sensitivity"), _NOISE),
+    **dict.fromkeys(("get_noise_multiplier", "accountant", "rdpaccountant", "get_epsilon", "epsilon"), _SPENT),
+    **dict.fromkeys(("poissonsampler", "poisson_loader", "dpdataloader", "batchmemorymanager"), _BATCHES),
     **dict.fromkeys(("per_sample_clip", "clip_per_example", "clip_per_sample", "per_example_grad"), _PRIVATE),
     **dict.fromkeys(("get_total_norm", "total_norm", "norm", "get_grad_norm", "gradient_norm"), _NORM),
-    **dict.fromkeys(("tree_norm", "tree_l2_norm", "l2_norm"), _NORM),
+    **dict.fromkeys(("tree_norm", "tree_l2_norm", "l2_norm", "tree_global_norm", "compute_norm"), _NORM),
+    **dict.fromkeys(("global_grad_norm", "get_global_norm", "get_global_grad_norm", "get_norm", "grad_l2_norm"), _NORM),
+    **dict.fromkeys(("grad_norms", "gradient_norms", "per_layer_norms", "layer_norm"), _LAYER_NORMS),
     "clip_grads_with_norm": "Use gradclip.integrations.torch.clip_grads_with_norm_",
     **dict.fromkeys(("clip_grad_norm", "clip_gradients", "clip_grads", "clip_grad", "clip_norm"), _GLOBAL),
     **dict.fromkeys(("clip_gradient_norm", "clip_gradients_norm", "clip_grads_norm", "clip_gradient"), _GLOBAL),
     **dict.fromkeys(("fold_into", "clip_in_step"), "Use gradclip.clip_at_step(optimizer, max_norm)"),
     **dict.fromkeys(("follow", "deepspeed", "megatron"), "Use gradclip.clip_at_step(engine, max_norm)"),
     "clip_in_backward": "Import it from gradclip.integrations.torch",
+    **dict.fromkeys(
+        ("clipgrad", "gradclip", "clip_tree", "clip_pytree", "clip_global_norm", "dispatch_clip_grad"), _GLOBAL
+    ),
+    **dict.fromkeys(("clipbyglobalnorm", "global_norm_clip", "gradient_clip_val", "max_grad_norm"), _GLOBAL),
+    **dict.fromkeys(
+        ("gradient_clipping", "configure_gradient_clipping", "global_clipnorm", "clip_grad_by_norm"), _GLOBAL
+    ),
+    "clip": f"{_GLOBAL}. By value, as in NumPy and optax: gradclip.clip_by_value",
     **dict.fromkeys(("clipped", "clippingmetrics"), "Import it from gradclip.integrations.keras"),
     "skip_spikes": "Import it from gradclip.integrations.optax",
     "clip_by_norm": "Use gradclip.clip_by_layer_norm(tree, max_norm), which clips each array by its own norm, or \
 gradclip.clip_by_global_norm(tree, max_norm) for the global norm",
     "clip_by_average_norm": "Use gradclip.integrations.tensorflow.clip_by_average_norm",
     "clip_by_block_rms": "Use gradclip.integrations.optax.clip_by_block_rms",
-    "clip_grad_value": "Use gradclip.clip_grad_value_(parameters, clip_value)",
-    "clip_by_layer": "Use gradclip.clip_by_layer_norm",
+    **dict.fromkeys(("clip_grad_value", "clip_value", "clipvalue", "clipbyvalue", "clip_grads_by_value"), _VALUE),
+    **dict.fromkeys(("clip_by_layer", "clip_layer_norm", "clip_grad_layer_norm", "clip_per_layer"), _LAYERS),
+    **dict.fromkeys(("clipnorm", "clipbynorm"), _LAYERS),
+    **dict.fromkeys(("clipcallback", "gradientclipping", "gradientclippingcallback"), _CALLBACKS),
+    **dict.fromkeys(("apply_if_finite", "zero_nans", "skip_nonfinite", "error_if_nonfinite"), _NONFINITE),
     **dict.fromkeys(("per_example_global_norm_clip", "per_example_layer_norm_clip"), _PRIVATE),
     **dict.fromkeys(("adaptive_gradient_clipping", "adaptive_gradient_clip", "adaptive_clip_grad", "agc"), _UNITS),
-    **dict.fromkeys(("unitwise_clip", "unitwise_norm"), "Use gradclip.clip_by_unit_norm"),
+    **dict.fromkeys(("unitwise_clip", "unitwise_norm", "clip_by_unit", "clip_grad_unit_norm"), _BY_UNIT),
     **dict.fromkeys(
         ("zclip", "smartclip", "adaptive_clip", "adaptiveclip", "adaptive_norm", "adaptivenorm", "adaptive_threshold"),
         _FOLLOWS,
     ),
-    **dict.fromkeys(("autoclip", "quantileclip"), _AT_QUANTILE),
+    **dict.fromkeys(("autoclip", "quantileclip", "percentileclip"), _AT_QUANTILE),
+    **{f"{name.lower()}threshold": f"Use gradclip.{name}Rule" for name in ("Quantile", "Spread", "Steady")},
 }
 
 _ORDER = ("ord",)
@@ -107,9 +141,11 @@ _WITHOUT: dict[str, tuple[tuple[str, ...], str]] = {
 }
 
 
-def advice_on_name(name: str) -> str:
-    """Return what to use instead of a name that gradclip lacks, as a sentence; empty if the name is unknown."""
+def advice_on_name(name: str, module: str = "gradclip") -> str:
+    """Return what to use instead of a name that a module lacks, as a sentence; empty if there is nothing to say."""
     advice = _NAMES.get(name.strip("_").lower())
+    if not advice and module.endswith(".integrations") and not name.startswith("_"):
+        advice = f"It has {', '.join(_INTEGRATIONS)}. {_AS_THEY_ARE}"
     return f"{advice}." if advice else ""
 
 

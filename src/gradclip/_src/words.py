@@ -89,9 +89,9 @@ def advised(made: type[R]) -> type[R]:
 
 
 def no_attribute(name: str, module: ModuleType) -> AttributeError:
-    """Return the error for a name that gradclip lacks, with advice if other libraries have it."""
-    message = f"module 'gradclip' has no attribute {name!r}"
-    if advice := _advice_on_name(name):
+    """Return the error for a name that gradclip or its integrations lack, with advice if other libraries have it."""
+    message = f"module {module.__name__!r} has no attribute {name!r}"
+    if advice := _advice_on_name(name, module.__name__):
         # Without `obj=`, or Python appends a similar name to the advice.
         return AttributeError(f"{message}. {advice}", name=name)
     return AttributeError(message, name=name, obj=module)
@@ -112,7 +112,7 @@ class AdviceFinder:
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """Find nothing. Raise a ModuleNotFoundError for a name with advice."""
         package, _, last = name.rpartition(".")
-        if package.removesuffix(".integrations") == "gradclip" and (advice := _advice_on_name(last)):
+        if package.removesuffix(".integrations") == "gradclip" and (advice := _advice_on_name(last, package)):
             # Without `name=`: `from gradclip import X` replaces an error that names X by one without advice.
             raise ModuleNotFoundError(f"{package} has no {last!r}. {advice}")
 
@@ -123,10 +123,10 @@ def advise_on_imports() -> None:
         sys.meta_path.append(AdviceFinder())
 
 
-def _advice_on_name(name: str) -> str:
+def _advice_on_name(name: str, module: str) -> str:
     from gradclip._src.advice import advice_on_name  # loaded only after an error
 
-    return advice_on_name(name)
+    return advice_on_name(name, module)
 
 
 def level_of_caller() -> int:

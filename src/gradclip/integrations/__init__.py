@@ -1,27 +1,25 @@
-"""Drop-in replacements for other libraries' clipping functions: to switch, change one import."""
+"""Drop-in replacements for other libraries' clipping functions: to switch, change one import.
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+Each module has the name of its library, which is imported when the module is used.
+"""
 
-from gradclip._src.backends.imported import check_release
+import sys
+from importlib import import_module
+from pkgutil import iter_modules
+from types import ModuleType
+
+from gradclip._src.words import no_attribute
 
 
-@contextmanager
-def needed_for(integration: str, framework: str = "") -> Iterator[None]:
-    """If an import inside the block fails, say which package to install. Raise if the framework is too old."""
+def __getattr__(name: str) -> ModuleType:
+    """Import the module of a library on first access. AttributeError if it is not there, or its library is not."""
+    if name not in __dir__():
+        raise no_attribute(name, sys.modules[__name__])
     try:
-        yield
-    except Exception as error:
-        check_release(framework)  # with an old release, anything may be missing
-        if not isinstance(error, ModuleNotFoundError):
-            raise
-        missing = (error.name or "").partition(".")[0]
-        if missing in ("", "gradclip"):
-            raise
-        package = {"haiku": "dm-haiku"}.get(missing, missing)
-        raise ModuleNotFoundError(
-            f"gradclip.integrations.{integration} needs {package}, which is not installed. Run: pip install {package}",
-            name=error.name,
-            path=error.path,
-        ) from error
-    check_release(framework)
+        return import_module(f"{__name__}.{name}")
+    except ImportError as error:
+        raise AttributeError(str(error), name=name) from error
+
+
+def __dir__() -> list[str]:
+    return [one.name for one in iter_modules(__path__) if not one.name.startswith("_")]

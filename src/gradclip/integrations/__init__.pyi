@@ -1,5 +1,4 @@
 # For type checkers: each module is there without an import of its own.
-from contextlib import AbstractContextManager
 
 from gradclip.integrations import brainstate as brainstate
 from gradclip.integrations import declearn as declearn
@@ -13,5 +12,3 @@ from gradclip.integrations import optax as optax
 from gradclip.integrations import tensorflow as tensorflow
 from gradclip.integrations import torch as torch
 from gradclip.integrations import transformers as transformers
-
-def needed_for(integration: str, framework: str = "") -> AbstractContextManager[None]: ...

@@ -7,11 +7,11 @@ holds exactly, no epsilon is added to the norm, gradients are not concatenated, 
 from typing import Literal, overload
 
 from gradclip._src.annotations import Ord, Tree
+from gradclip._src.backends.imported import needed_for
 from gradclip._src.core.norms import Order
 from gradclip._src.functional.clip import clip_by_global_norm
 from gradclip._src.passed.leaves import as_floats
 from gradclip._src.words import with_advice
-from gradclip.integrations import needed_for
 
 with needed_for("brainstate", "jax"):
     import jax

@@ -8,10 +8,10 @@ TensorFlow's sparse gradients.
 
 from typing import Any
 
+from gradclip._src.backends.imported import needed_for
 from gradclip._src.functional.clip import clip_by_global_norm, clip_by_layer_norm
 from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.passed.leaves import as_floats
-from gradclip.integrations import needed_for
 
 with needed_for("declearn"):
     from declearn.model.api import Vector

@@ -4,7 +4,7 @@ To switch, import the names from here instead of `flwr.clientapp.mod`, `flwr.ser
 `flwr.supercore.differential_privacy`. Arguments, messages and keys are Flower's, so a client and a server may switch
 one after the other. They are for the API of messages: `ServerApp`, `ClientApp` and `flwr.serverapp.strategy`.
 
-- The norm of the update that the server computes is at most the threshold: `gradclip.integrations.flower_updates`.
+- The norm of the update that the server computes is at most the threshold, by a proof.
 - An update with NaN or infinities counts as zero, and is logged. Updates of zeros, 0-d parameters, counters and rounds
   without replies work.
 - The adaptive threshold moves toward the quantile. Flower's moves away from it.
@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from gradclip.integrations import needed_for
-from gradclip.integrations.flower_strategies import (
+from gradclip._src.backends.imported import needed_for
+from gradclip.integrations._flower_strategies import (
     DifferentialPrivacyClientSideAdaptiveClipping,
     DifferentialPrivacyClientSideFixedClipping,
     DifferentialPrivacyServerSideAdaptiveClipping,
     DifferentialPrivacyServerSideFixedClipping,
 )
-from gradclip.integrations.flower_updates import (
+from gradclip.integrations._flower_updates import (
     ClippedUpdate,
     adaptive_clip_inputs_inplace,
     clip_inputs_inplace,

@@ -13,6 +13,7 @@ To switch, write `from gradclip.integrations.jax_privacy import clipped_grad`. W
 from typing import Any
 
 from gradclip._src.annotations import Thresholds, Tree
+from gradclip._src.backends.imported import needed_for
 from gradclip._src.core.decision import Clipping
 from gradclip._src.core.layouts import LAYER
 from gradclip._src.core.nonfinite import PROPAGATE, ZERO
@@ -23,14 +24,20 @@ from gradclip._src.functional.driver import Leaves, clip_groups
 from gradclip._src.passed.arguments import check_flag, check_threshold, is_array, is_single_threshold
 from gradclip._src.passed.leaves import as_floats, counted, split_by
 from gradclip._src.words import with_advice
-from gradclip.integrations import needed_for
 
 with needed_for("jax_privacy", "jax"):
     import jax
     import jax.numpy as jnp
 
-    from gradclip.integrations.jax_privacy_sums import clipped_fun, clipped_grad, with_gradclip
-    from gradclip.integrations.jax_privacy_values import (
+    from gradclip.integrations._jax_privacy_sums import (
+        JaxPrivacyFunction,  # noqa: F401  # pickles name it here
+        PlanConfig,  # noqa: F401
+        clipped_fun,
+        clipped_grad,
+        unchanged,  # noqa: F401
+        with_gradclip,
+    )
+    from gradclip.integrations._jax_privacy_values import (
         AuxiliaryOutput,
         BoundedSensitivityCallable,
         clip_and_round_to_grid,

@@ -14,11 +14,11 @@ from functools import cache
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from gradclip._src.annotations import Policy, Scalar
+from gradclip._src.backends.imported import needed_for
 from gradclip._src.core.nonfinite import OUTSIDE, Nonfinite
 from gradclip._src.functional.clip import clip_by_global_norm, clip_by_layer_norm, clip_by_value, global_norm
 from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.words import shown, with_advice
-from gradclip.integrations import needed_for
 
 with needed_for("keras", "keras"):
     import keras

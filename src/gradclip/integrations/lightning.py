@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from gradclip._src.annotations import Meshes, Ord, ProcessGroups, StepPolicy, Threshold
+from gradclip._src.backends.imported import needed_for
 from gradclip._src.monitor.monitor import Monitor
 from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip._src.words import with_advice
-from gradclip.integrations import needed_for
 
 with needed_for("lightning", "torch"):
     from lightning.pytorch import Callback, LightningModule, Trainer

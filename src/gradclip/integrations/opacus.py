@@ -15,9 +15,14 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar
 
-from gradclip.integrations import needed_for
-from gradclip.integrations.opacus_ghost import GhostCriterion, GhostDPOptimizer, GhostModule
-from gradclip.integrations.opacus_optimizers import (
+from gradclip._src.backends.imported import needed_for
+from gradclip.integrations._opacus_ghost import (
+    GhostCriterion,
+    GhostDPOptimizer,
+    GhostLoss,  # noqa: F401  # pickles name it here
+    GhostModule,
+)
+from gradclip.integrations._opacus_optimizers import (
     AdaClipDPOptimizer,
     DistributedDPOptimizer,
     DPOptimizer,

@@ -15,13 +15,13 @@ from functools import partial
 from typing import NamedTuple
 
 from gradclip._src.annotations import Tree
+from gradclip._src.backends.imported import needed_for
 from gradclip._src.functional.clip import clip_adaptively, clip_by_layer_norm, clip_by_value, global_norm
 from gradclip._src.functional.clip import clip_by_global_norm as clip_tree
 from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.passed.leaves import as_floats, without_integers
 from gradclip._src.private.sums.clip import per_example_clip
 from gradclip._src.words import with_advice
-from gradclip.integrations import needed_for
 
 with needed_for("optax", "jax"):
     import jax
@@ -31,7 +31,7 @@ with needed_for("optax", "jax"):
     from gradclip._src.backends.jax.host import in_host_memory
     from gradclip._src.backends.jax.traced import JaxTraced
     from gradclip._src.backends.jax.trees import recognizer
-    from gradclip.integrations.optax_adaptive import (
+    from gradclip.integrations._optax_adaptive import (
         AdaptiveClipState,
         SkipSpikesState,
         adaptive_clip_by_global_norm,

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from gradclip._src.backends.imported import needed_for
 from gradclip._src.core.decision import Clipping, from_norm
 from gradclip._src.core.nonfinite import PROPAGATE
 from gradclip._src.core.norms import EUCLIDEAN
@@ -29,7 +30,6 @@ from gradclip._src.passed.leaves import prepared, without_integers
 from gradclip._src.passed.unit_axes import scopes_beside
 from gradclip._src.tree import flatten
 from gradclip._src.words import typed, with_advice
-from gradclip.integrations import needed_for
 
 with needed_for("tensorflow", "tensorflow"):
     import tensorflow as tf

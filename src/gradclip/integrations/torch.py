@@ -28,6 +28,7 @@ from typing import Any
 
 from gradclip._src.annotations import Parameters, Policy
 from gradclip._src.backends import any_distributed
+from gradclip._src.backends.imported import needed_for
 from gradclip._src.core.nonfinite import TO_GO_ON
 from gradclip._src.core.norms import Order
 from gradclip._src.distributed.processes import telling
@@ -39,14 +40,18 @@ from gradclip._src.passed.arguments import check_flag, check_threshold
 from gradclip._src.passed.leaves import without_integers
 from gradclip._src.passed.parameters import ParameterList
 from gradclip._src.words import with_advice
-from gradclip.integrations import needed_for
 
 with needed_for("torch", "torch"):
     import torch
 
     from gradclip._src.backends.torch.tensors import tensor_of
     from gradclip._src.step.in_backward import clip_in_backward
-    from gradclip.integrations.torch_batches import MaskedDataset, PoissonSampler, poisson_loader
+    from gradclip.integrations._torch_batches import (
+        MaskedDataset,
+        Place,  # noqa: F401  # pickles name it here
+        PoissonSampler,
+        poisson_loader,
+    )
 
 __all__ = [
     "MaskedDataset",

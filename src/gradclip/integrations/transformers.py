@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from gradclip._src.annotations import Meshes, Ord, ProcessGroups, StepPolicy, Threshold
+from gradclip._src.backends.imported import needed_for
 from gradclip._src.monitor.monitor import Monitor
 from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip._src.words import with_advice
-from gradclip.integrations import needed_for
 
 with needed_for("transformers", "torch"):
     from torch.optim import Optimizer

@@ -5,8 +5,8 @@ states the same releases.
 """
 
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
@@ -34,6 +34,27 @@ def check_release(name: str) -> None:
             f"'{name}>={wanted}'. Or pass NumPy arrays.",
             name=name,
         )
+
+
+@contextmanager
+def needed_for(integration: str, framework: str = "") -> Iterator[None]:
+    """If an import inside the block fails, say which package to install. Raise if the framework is too old."""
+    try:
+        yield
+    except Exception as error:
+        check_release(framework)  # with an old release, anything may be missing
+        if not isinstance(error, ModuleNotFoundError):
+            raise
+        missing = (error.name or "").partition(".")[0]
+        if missing in ("", "gradclip"):
+            raise
+        package = {"haiku": "dm-haiku"}.get(missing, missing)
+        raise ModuleNotFoundError(
+            f"gradclip.integrations.{integration} needs {package}, which is not installed. Run: pip install {package}",
+            name=error.name,
+            path=error.path,
+        ) from error
+    check_release(framework)
 
 
 def needed_instead(name: str, version: str) -> str | None:

@@ -9,6 +9,7 @@ import numpy as np
 from gradclip._src.monitor import wording
 from gradclip._src.monitor.records import Columns
 from gradclip._src.monitor.trend import FAR_RISEN, LEAST, SPIKE, Level, Losses, lost_from, spikes_in
+from gradclip._src.public import record
 
 State = Literal["spikes", "level", "leave", "too few"]
 _TINY = 1e-300  # thresholds below it stop training
@@ -17,6 +18,7 @@ _NEXT_TO_NOTHING = 1e-3  # of the norms
 _FAR_ABOVE = 0.2  # of the loss at the start
 
 
+@record
 @dataclass(frozen=True)
 class Candidate:
     """A threshold, and what it would have done: the share of steps and the number of spikes it clips."""
@@ -27,6 +29,7 @@ class Candidate:
     spikes_clipped: int
 
 
+@record
 @dataclass(frozen=True)
 class Advice:
     """What a monitor makes of the recorded steps. Print it for all of it.

@@ -4,13 +4,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gradclip._src.backends.imported import needed_for
 from gradclip._src.private.run.batches import PoissonBatches
-from gradclip.integrations import needed_for
+from gradclip._src.public import public_in
 
 with needed_for("torch", "torch"):
     from torch.utils.data import DataLoader, Dataset, Sampler
 
 
+@public_in("integrations.torch")
 @dataclass(frozen=True, slots=True)
 class Place:
     """A place in a batch: the index of its example, and whether an example is there.
@@ -22,6 +24,7 @@ class Place:
     filled: bool
 
 
+@public_in("integrations.torch")
 class PoissonSampler(Sampler[list[Place]]):
     """The batches of a `PoissonBatches` as lists of places: a `batch_sampler` for a `DataLoader` of a `MaskedDataset`.
 
@@ -39,6 +42,7 @@ class PoissonSampler(Sampler[list[Place]]):
             yield list(map(Place, indices.tolist(), mask.tolist()))
 
 
+@public_in("integrations.torch")
 class MaskedDataset(Dataset[Any]):
     """A data set whose items are `(item, filled)`, taken by the places of a `PoissonSampler`.
 
@@ -62,6 +66,7 @@ class MaskedDataset(Dataset[Any]):
         return [(item, place.filled) for item, place in zip(items, places, strict=True)]
 
 
+@public_in("integrations.torch")
 def poisson_loader(dataset: Any, batches: PoissonBatches, **options: Any) -> DataLoader[Any]:
     """Return a `DataLoader` that gives `(batch, mask)` for each of the batches.
 

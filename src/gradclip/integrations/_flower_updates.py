@@ -38,6 +38,7 @@ from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.functional.clip import clip_by_global_norm, global_norm
 from gradclip._src.functional.norm_at_most import norm_at_most
 from gradclip._src.passed.arguments import check_threshold
+from gradclip._src.public import public_in
 
 Arrays = Sequence[Any]
 
@@ -47,6 +48,7 @@ _CHUNK = 1 << 15
 """Elements that are added at a time, few enough for all that is computed of them to stay in the cache."""
 
 
+@public_in("integrations.flower")
 class ClippedUpdate(NamedTuple):
     """What a client sends: its parameters, whether its update was clipped, and whether it was finite."""
 
@@ -101,6 +103,7 @@ def _is_short(pairs: Sequence[tuple[np.ndarray, np.ndarray]], norm: float, max_n
     return bool(norm_at_most([_each_part(_difference, x, o) for x, o in pairs], max_norm))
 
 
+@public_in("integrations.flower")
 def get_norm(input_arrays: Arrays) -> float:
     """Return the L2 norm of all floating-point arrays together.
 
@@ -110,11 +113,13 @@ def get_norm(input_arrays: Arrays) -> float:
     return float(global_norm(_floats(input_arrays)))
 
 
+@public_in("integrations.flower")
 def clip_inputs_inplace(input_arrays: MutableSequence[Any], clipping_norm: float) -> None:
     """Clip a model update in place to a norm of at most `clipping_norm`. One that is not finite becomes zero."""
     adaptive_clip_inputs_inplace(input_arrays, clipping_norm)
 
 
+@public_in("integrations.flower")
 def adaptive_clip_inputs_inplace(input_arrays: MutableSequence[Any], clipping_norm: float) -> bool:
     """Clip a model update in place, and return whether it was longer than `clipping_norm`.
 
@@ -139,11 +144,13 @@ def adaptive_clip_inputs_inplace(input_arrays: MutableSequence[Any], clipping_no
     return finite
 
 
+@public_in("integrations.flower")
 def compute_clip_model_update(param1: MutableSequence[Any], param2: Arrays, clipping_norm: float) -> None:
     """Clip the update param1 - param2 and write the parameters after it to the list `param1`."""
     compute_adaptive_clip_model_update(param1, param2, clipping_norm)
 
 
+@public_in("integrations.flower")
 def compute_adaptive_clip_model_update(param1: MutableSequence[Any], param2: Arrays, clipping_norm: float) -> bool:
     """Clip the update param1 - param2, write the parameters after it to `param1`, and return whether it was clipped.
 

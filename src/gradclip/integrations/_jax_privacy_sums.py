@@ -22,9 +22,10 @@ from gradclip._src.private.functions.clipped import ClippedFunction
 from gradclip._src.private.functions.settings import made_of
 from gradclip._src.private.sums.call_arguments import positions
 from gradclip._src.private.sums.settings import check_name
+from gradclip._src.public import public_in
 from gradclip._src.tree import flatten
 from gradclip._src.words import shown, with_advice
-from gradclip.integrations.jax_privacy_values import (
+from gradclip.integrations._jax_privacy_values import (
     AuxiliaryOutput,
     BoundedSensitivityCallable,
     bound_of,
@@ -40,6 +41,7 @@ from gradclip.integrations.jax_privacy_values import (
 _METHODS = ("materialize", "auto", "ghost")
 
 
+@public_in("integrations.jax_privacy")
 @dataclass(frozen=True, eq=False)
 class JaxPrivacyFunction(ClippedFunction):
     """A `ClippedFunction` with jax-privacy's conventions: always JAX, and keyword arguments also carry the batch.
@@ -77,6 +79,7 @@ class JaxPrivacyFunction(ClippedFunction):
         return self.observed.narrowest() if self.dtype is None else self.dtype
 
 
+@public_in("integrations.jax_privacy")
 def unchanged(gradient: Any) -> Any:
     """Return the gradient: the transformation that is none."""
     return gradient
@@ -131,6 +134,7 @@ def _sums_in(dtype: jax.typing.DTypeLike | None) -> WideDtype | None:
     return "float64" if wide else None
 
 
+@public_in("integrations.jax_privacy")
 @with_advice
 def clipped_fun(
     fun: Callable[..., Any],
@@ -226,6 +230,7 @@ def _check_thresholds(l2_clip_norm: Thresholds) -> None:
         check_threshold(threshold, "l2_clip_norm")
 
 
+@public_in("integrations.jax_privacy")
 @with_advice
 def clipped_grad(
     fun: Callable[..., Any],
@@ -319,6 +324,7 @@ _OF_CONFIG = ("l2_clip_norm", "rescale_to_unit_norm", "normalize_by")
 _OF_FLAGS = ("dtype", "microbatch_size", "spmd_axis_name", "keep_batch_dim")
 
 
+@public_in("integrations.jax_privacy")
 @dataclasses.dataclass(frozen=True)
 class PlanConfig:
     """A config of jax-privacy whose plans clip and sum with gradclip. `with_gradclip` makes it from `config`."""
@@ -340,6 +346,7 @@ class PlanConfig:
         return dataclasses.replace(plan, clipped_grad=partial(clipped_grad, **settings))
 
 
+@public_in("integrations.jax_privacy")
 def with_gradclip(config: object) -> PlanConfig:
     """Return a config of jax-privacy whose plans clip and sum with gradclip, for `DPTrainer` or a loop of your own.
 

@@ -21,9 +21,11 @@ from gradclip._src.private.functions.clipped import ClippedFunction
 from gradclip._src.private.sums.clip import clip_examples
 from gradclip._src.private.sums.rounding import root_up, rounded_up
 from gradclip._src.private.sums.settings import PerExampleSettings, check_grid
+from gradclip._src.public import public_in
 from gradclip._src.words import with_advice
 
 
+@public_in("integrations.jax_privacy")
 @with_advice
 def clip_and_round_to_grid(gradient: Tree, l2_clip_norm: Threshold, grid_scale: int) -> tuple[Tree, Any]:
     """Clip the gradient of one example and round it to integers, with an L2 norm of at most `grid_scale`.
@@ -156,6 +158,7 @@ def left_out_together(fun: Callable[..., Any], has_aux: bool, thresholds: Thresh
 _TIMES_BOUND = {"ADD_OR_REMOVE_ONE": 1, "REPLACE_ONE": 2, "REPLACE_SPECIAL": 1}
 
 
+@public_in("integrations.jax_privacy")
 class AuxiliaryOutput(NamedTuple):
     """The requested per-example outputs, with the batch on axis 0. Outputs not requested are None.
 
@@ -170,6 +173,7 @@ class AuxiliaryOutput(NamedTuple):
     aux: Any = None
 
 
+@public_in("integrations.jax_privacy")
 @dataclass(frozen=True, eq=False)
 class BoundedSensitivityCallable:
     """A function with bounded sensitivity: one example changes its result by at most `l2_norm_bound`.

@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 
+from gradclip._src.backends.imported import needed_for
 from gradclip._src.updates.files import numpy_files
 from gradclip._src.updates.files.stored import shown
-from gradclip.integrations import needed_for
 
 with needed_for("flower"):
     from flwr.app import Array, ArrayRecord, Message, MetricRecord

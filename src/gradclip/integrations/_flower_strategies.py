@@ -1,6 +1,6 @@
 """Flower's wrappers of strategies for central differential privacy, with gradclip's clipping and float64 noise.
 
-Each client's update is at most C long (`gradclip.integrations.flower_updates`), so with equal weights one of n clients
+Each client's update is at most C long (`gradclip.integrations._flower_updates`), so with equal weights one of n clients
 moves the mean of the parameters by at most C / n. The mean is computed in float64, by the strategy that is wrapped: in
 each coordinate a term takes part in at most n + 2 roundings, so the mean of parameters of norm at most ||o|| + C is off
 by at most g * (||o|| + C), where o are the parameters that the server sent and g = (n + 2) * u / (1 - (n + 2) * u) with
@@ -12,7 +12,7 @@ is num_sampled_clients, or the number of replies if fewer clients replied. This 
 noise. So with noise they stay as the server sent them. Without noise they are the median, each number by itself.
 
 **What no client can do.** A reply that makes no mean is left out, and an update that cannot be read counts as zero:
-`gradclip.integrations.flower_replies`. Both are logged with the node and the reason, and the round goes on.
+`gradclip.integrations._flower_replies`. Both are logged with the node and the reason, and the round goes on.
 
 **The adaptive threshold.** With b the share of updates longer than C, C <- C * exp(rate * (b - target)): if too many
 are clipped, C grows. b is 1/2 + (clipped - m / 2 + noise) / n within [0, 1], for m finite updates of n clients. In this
@@ -31,11 +31,12 @@ from typing import Any
 
 import numpy as np
 
+from gradclip._src.backends.imported import needed_for
 from gradclip._src.functional.clip import global_norm
 from gradclip._src.private.sums.settings import as_number
-from gradclip.integrations import needed_for
-from gradclip.integrations.flower_replies import RefusedError, arrays_like, counted, metrics_of
-from gradclip.integrations.flower_updates import clipped_parameters
+from gradclip._src.public import public_in
+from gradclip.integrations._flower_replies import RefusedError, arrays_like, counted, metrics_of
+from gradclip.integrations._flower_updates import clipped_parameters
 
 with needed_for("flower"):
     from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -196,6 +197,7 @@ class _Private:
             )
 
 
+@public_in("integrations.flower")
 class DifferentialPrivacyClientSideFixedClipping(_Private, theirs.DifferentialPrivacyClientSideFixedClipping):
     """Sends the threshold to clients, which clip with `fixedclipping_mod`, and adds noise to the mean.
 
@@ -209,6 +211,7 @@ class DifferentialPrivacyClientSideFixedClipping(_Private, theirs.DifferentialPr
         return _aggregated(self, server_round, replies, math.inf)
 
 
+@public_in("integrations.flower")
 class DifferentialPrivacyServerSideFixedClipping(_Private, theirs.DifferentialPrivacyServerSideFixedClipping):
     """Clips the update of each client on the server, and adds noise to the mean.
 
@@ -267,6 +270,7 @@ class _Adaptive(_Private):
         self.clipping_norm = min(max(moved, _SMALLEST), _LARGEST)
 
 
+@public_in("integrations.flower")
 class DifferentialPrivacyServerSideAdaptiveClipping(_Adaptive, theirs.DifferentialPrivacyServerSideAdaptiveClipping):
     """Clips on the server as `DifferentialPrivacyServerSideFixedClipping`, by a threshold that follows a quantile.
 
@@ -281,6 +285,7 @@ class DifferentialPrivacyServerSideAdaptiveClipping(_Adaptive, theirs.Differenti
         return self._release(server_round, kept, *self._clip(kept, self.clipping_norm)) if kept else (None, None)
 
 
+@public_in("integrations.flower")
 class DifferentialPrivacyClientSideAdaptiveClipping(_Adaptive, theirs.DifferentialPrivacyClientSideAdaptiveClipping):
     """Sends the threshold to clients, which clip with `adaptiveclipping_mod`, and moves it by what they answer.
 

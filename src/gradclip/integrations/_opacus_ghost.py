@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from gradclip._src.backends.imported import needed_for
 from gradclip._src.core.formats import FLOAT64
 from gradclip._src.private.batching.verbs import named
 from gradclip._src.private.functions.clipped import ClippedFunction
@@ -20,9 +21,9 @@ from gradclip._src.private.functions.transforms import clipped_grad
 from gradclip._src.private.sums.rounding import FactoredGradients
 from gradclip._src.private.sums.sensitivity import Sensitivity, sensitivity_of
 from gradclip._src.private.sums.settings import PerExampleSettings
+from gradclip._src.public import public_in
 from gradclip._src.tree import flatten
-from gradclip.integrations import needed_for
-from gradclip.integrations.opacus_optimizers import DPOptimizer
+from gradclip.integrations._opacus_optimizers import DPOptimizer
 
 with needed_for("opacus", "torch"):
     import torch
@@ -41,6 +42,7 @@ class _ForwardCall(NamedTuple):
     output: Any
 
 
+@public_in("integrations.opacus")
 class GhostModule(GradSampleModuleNoOp):
     """The wrapper of a model. In training, calls build no graph: they are computed again, example by example."""
 
@@ -60,6 +62,7 @@ class GhostModule(GradSampleModuleNoOp):
         return output
 
 
+@public_in("integrations.opacus")
 class GhostDPOptimizer(DPOptimizer):
     """As `DPOptimizer`, for sums that the criterion's loss makes in `backward()`."""
 
@@ -92,6 +95,7 @@ class GhostDPOptimizer(DPOptimizer):
         return _sensitivity(self._max_norm, most, elements)
 
 
+@public_in("integrations.opacus")
 class GhostCriterion:
     """A criterion whose losses compute the clipped gradients of all examples in `backward()`.
 
@@ -179,6 +183,7 @@ class GhostCriterion:
         return made
 
 
+@public_in("integrations.opacus")
 class GhostLoss:
     """The loss of a batch. It may be multiplied by a number. `backward()` gives the optimizer the clipped sums."""
 

@@ -20,14 +20,15 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from gradclip._src.backends.imported import needed_for
 from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.private.sums.clip import per_example_clip
 from gradclip._src.private.sums.sensitivity import Sensitivity, clipped_sum_sensitivity
 from gradclip._src.private.sums.settings import as_number
+from gradclip._src.public import public_in
 from gradclip._src.thresholds.history import check_between
 from gradclip._src.thresholds.private import PrivateQuantile
 from gradclip._src.words import listed, typed
-from gradclip.integrations import needed_for
 
 with needed_for("opacus", "torch"):
     from opacus.optimizers.utils import params
@@ -63,6 +64,7 @@ with needed_for("opacus", "torch"):
     from opacus.optimizers.optimizer import _check_processed_flag, _mark_as_processed
 
 
+@public_in("integrations.opacus")
 class DPOptimizer(optimizers.DPOptimizer):
     """Opacus' optimizer with gradclip's sums: each example is clipped by its norm over all parameters.
 
@@ -216,6 +218,7 @@ class DPOptimizer(optimizers.DPOptimizer):
             )
 
 
+@public_in("integrations.opacus")
 class DPPerLayerOptimizer(DPOptimizer, optimizers.DPPerLayerOptimizer):
     """As `DPOptimizer`, but each example's gradient of each parameter is clipped alone, to one of `max_grad_norms`.
 
@@ -229,6 +232,7 @@ class DPPerLayerOptimizer(DPOptimizer, optimizers.DPPerLayerOptimizer):
         return [float(threshold) for threshold in self.max_grad_norms]
 
 
+@public_in("integrations.opacus")
 class AdaClipDPOptimizer(DPOptimizer, optimizers.AdaClipDPOptimizer):
     """As `DPOptimizer`, with a threshold C that follows a quantile of the norms: C <- C * exp(-rate * (b - target)).
 
@@ -275,6 +279,7 @@ class AdaClipDPOptimizer(DPOptimizer, optimizers.AdaClipDPOptimizer):
         return refused
 
 
+@public_in("integrations.opacus")
 class DistributedDPOptimizer(DPOptimizer, optimizers.DistributedDPOptimizer):
     """As `DPOptimizer`, for `opacus.distributed.DifferentiallyPrivateDistributedDataParallel`.
 
@@ -296,6 +301,7 @@ class DistributedDPOptimizer(DPOptimizer, optimizers.DistributedDPOptimizer):
         return super()._noise(std if self.rank == 0 else 0.0, like)
 
 
+@public_in("integrations.opacus")
 class SimpleDistributedPerLayerOptimizer(
     DistributedDPOptimizer, DPPerLayerOptimizer, optimizers.SimpleDistributedPerLayerOptimizer
 ):

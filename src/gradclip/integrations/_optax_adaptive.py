@@ -15,12 +15,14 @@ from gradclip._src.core.nonfinite import Nonfinite
 from gradclip._src.core.norms import Order
 from gradclip._src.functional.clip import clip_by_global_norm as clip_tree
 from gradclip._src.functional.clip import global_norm
+from gradclip._src.public import public_in
 from gradclip._src.thresholds.below_usual import rule_given
 from gradclip._src.thresholds.following import FollowingRule
 from gradclip._src.thresholds.history import AnyHistory, check_between
 from gradclip._src.words import typed, with_advice
 
 
+@public_in("integrations.optax")
 class AdaptiveClipState(NamedTuple):
     """The state of `adaptive_clip_by_global_norm`.
 
@@ -39,6 +41,7 @@ class AdaptiveClipState(NamedTuple):
     num_skipped: jax.Array
 
 
+@public_in("integrations.optax")
 class SkipSpikesState(NamedTuple):
     """The state of `skip_spikes`.
 
@@ -51,6 +54,7 @@ class SkipSpikesState(NamedTuple):
     inner: Any
 
 
+@public_in("integrations.optax")
 @with_advice
 def adaptive_clip_by_global_norm(
     rule: FollowingRule | None = None,
@@ -108,6 +112,7 @@ def adaptive_clip_by_global_norm(
     return optax.GradientTransformation(lambda params: _nothing_observed(rule, params), update)
 
 
+@public_in("integrations.optax")
 @with_advice
 def skip_spikes(
     tx: optax.GradientTransformation,
