@@ -1,5 +1,4 @@
 # For type checkers: each module is there without an import of its own.
-
 from gradclip.integrations import brainstate as brainstate
 from gradclip.integrations import declearn as declearn
 from gradclip.integrations import flower as flower
