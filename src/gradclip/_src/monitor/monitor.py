@@ -131,7 +131,6 @@ class Monitor:
         """The number of steps with a non-finite norm."""
         return self.counts.num_nonfinite
 
-    @with_advice
     def record(
         self,
         norm: object,
