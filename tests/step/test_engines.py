@@ -49,7 +49,15 @@ def test_the_settings_of_a_trainer_make_it_no_engine():
 @pytest.mark.parametrize("engine", [DeepSpeed, Megatron])
 @pytest.mark.parametrize(
     "settings",
-    [{"ord": 1}, {"fused": True}, {"nonfinite": "skip"}, {"nonfinite": "zero"}, {"process_group": []}, {"mesh": []}],
+    [
+        {"ord": 1},
+        {"fused": True},
+        {"nonfinite": "skip"},
+        {"nonfinite": "zero"},
+        {"process_group": []},
+        {"mesh": []},
+        {"where": "*"},
+    ],
 )
 def test_settings_that_no_engine_can_follow_are_refused(engine, settings):
     one = engine()
@@ -68,6 +76,12 @@ def test_clipping_an_optimizer_imports_nothing_for_engines():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("engine", [DeepSpeed, Megatron])
+def test_patterns_of_names_are_refused(engine):
+    with pytest.raises(ValueError, match="clips all gradients by one norm, so max_norm cannot have patterns"):
+        gradclip.clip_at_step(engine(), {"*": 1.0})
 
 
 @pytest.mark.parametrize("engine", [DeepSpeed, Megatron])

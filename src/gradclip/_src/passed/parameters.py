@@ -297,10 +297,12 @@ class ParameterList:
         """Return the name of each parameter. Raises ValueError if one has none that the argument could match."""
         names = self.names or [None] * len(self.parameters)
         if None in names:
-            raise ValueError(
-                f"{self.name(names.index(None))} has no name that {argument} could match. Pass "
-                "model.named_parameters(), or a dict of names and parameters."
+            advice = (
+                "Make the optimizer with model.named_parameters(), or give each group the names under 'param_names'."
+                if self.groups
+                else "Pass model.named_parameters(), or a dict of names and parameters."
             )
+            raise ValueError(f"{self.name(names.index(None))} has no name that {argument} could match. {advice}")
         return tuple(map(str, names))
 
     @property

@@ -1,12 +1,18 @@
 """What `clip_at_step` is asked for besides the threshold."""
 
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
-from gradclip._src.annotations import Meshes, Ord, ProcessGroups, StepPolicy
+from gradclip._src.annotations import Integers, Meshes, Ord, ProcessGroups, StepPolicy, Where
 from gradclip._src.words import shown
 
 Fused: TypeAlias = Literal["auto"] | bool
 """Whether a fused optimizer clips as it reads the gradients: where it can, always, or never."""
+
+
+def each_threshold(max_norm: object) -> tuple[Any, ...]:
+    """Return what is in the place of each threshold: those of patterns of names, or the one."""
+    return tuple(max_norm.values()) if isinstance(max_norm, Mapping) else (max_norm,)
 
 
 class Steps(Protocol):
@@ -24,6 +30,8 @@ class Asked(NamedTuple):
     nonfinite: StepPolicy
     process_group: ProcessGroups
     mesh: Meshes
+    where: Where
+    integers: Integers
 
     def check(self) -> None:
         """Raise a ValueError for settings that no optimizer can follow."""

@@ -3,23 +3,26 @@
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch.optim import Optimizer
 
-from gradclip._src.annotations import Threshold
+from gradclip._src.annotations import NamedThresholds, Threshold
 from gradclip._src.backends import whole_scalar
 from gradclip._src.backends.torch.tensors import tensor_of, without_values
 from gradclip._src.core.nonfinite import DROP, PROPAGATE, Nonfinite
 from gradclip._src.core.norms import Order
 from gradclip._src.distributed.processes import ONE_PROCESS, Processes, processes_of, telling
-from gradclip._src.inplace.groups import ParameterPart, parts_of
+from gradclip._src.inplace.gradients import chosen
+from gradclip._src.inplace.groups import ParameterPart, parts_of, several_norms
 from gradclip._src.inplace.norm import clip_grad_norm_, grad_norm
 from gradclip._src.monitor.monitor import Monitor
 from gradclip._src.passed.arguments import check_monitor, check_threshold
-from gradclip._src.passed.parameters import ParameterList, have_thresholds
-from gradclip._src.step.asked import Asked, Fused
+from gradclip._src.passed.leaves import EVERY
+from gradclip._src.passed.parameters import ParameterList
+from gradclip._src.step.asked import Asked, Fused, each_threshold
 from gradclip._src.step.fold import FusedClipping, check_foldable
 from gradclip._src.step.handle import PartsWatched, StepClipping, StepPart, check_free, check_unclipped, groups_of
 from gradclip._src.step.others import warn_of_own_clipping
@@ -34,8 +37,17 @@ _SAYING_NOTHING = frozenset(("params", "param_names", "initial_lr"))
 class ClippingBeforeStep(StepClipping):
     """Clipping of the gradients in place, right before the steps of one optimizer, until `remove()`."""
 
-    def _checked(self, max_norm: Threshold) -> float:
-        return float(check_threshold(max_norm))
+    def _checked(self, max_norm: Threshold | NamedThresholds) -> float | NamedThresholds:
+        if not isinstance(max_norm, Mapping):
+            return float(check_threshold(max_norm))
+        for part in parts_of(self._chosen(groups_of(self._optimizer)), max_norm, alone=self._alone):
+            if part.adaptive is None:
+                check_threshold(part.threshold(self._request.order), part.told)
+        return MappingProxyType(dict(max_norm))
+
+    def _chosen(self, groups: list[dict[str, Any]]) -> ParameterList:
+        """List the parameters that count."""
+        return chosen(ParameterList.of(groups, own_thresholds=True), self._request.choice, alone=self._alone)
 
     def _begin(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return None if _within_its_own_step(optimizer) else super()._begin(optimizer, args, kwargs)
@@ -54,22 +66,24 @@ class ClippingBeforeStep(StepClipping):
         policy = PROPAGATE if request.nonfinite.raises and "found_inf" in vars(optimizer) else request.nonfinite
         scaled = self._scaled if self._scaled is not None and self._scaled.scaler is not None else None
         policy = policy if scaled is None else DROP
-        where: dict[str, Any] = {"process_group": request.process_group, "mesh": request.mesh}
-        common, several = any("max_norm" not in group for group in groups), have_thresholds(groups)
+        settings = request.arguments
+        named, several = isinstance(max_norm, Mapping), several_norms(groups, max_norm)
+        common = not named and any("max_norm" not in group for group in groups)
         if several:
             self._take_thresholds(groups)
         followed = self._followed(groups, policy)
         parts = PartsWatched(self._monitor, common=common) if several else None
-        given = groups if several or policy.raises or self._monitor is not None else _listed_if_plain(groups)
+        plain = not (several or policy.raises or self._monitor is not None or request.choice is not EVERY)
+        given = _listed_if_plain(groups) if plain else groups
         monitor: Any = parts or self._monitor
         norm = tensor_of(
-            clip_grad_norm_(given, max_norm, request.order, nonfinite=policy.name, monitor=monitor, **where)
+            clip_grad_norm_(given, max_norm, request.order, nonfinite=policy.name, monitor=monitor, **settings)
         )
-        skipped = self._skipped(norm, groups, followed, where)
+        skipped = self._skipped(norm, groups, followed)
         if scaled is not None and not without_values(norm) and not torch.isfinite(norm):
             scaled.overflowed(torch.ones(()))
-            skipped = groups
-        for parameter in (p for group in skipped for p in group["params"]):
+            skipped = _all_of(groups)
+        for parameter in skipped:
             parameter.grad = None
         if parts is None:
             threshold: Any = max_norm.max_norm if isinstance(max_norm, AdaptiveThreshold) else max_norm
@@ -78,27 +92,35 @@ class ClippingBeforeStep(StepClipping):
             self._stepped(norm, parts.parts, common=common)
 
     def _followed(self, groups: list[dict[str, Any]], policy: Nonfinite) -> list["_Followed"]:
-        """Return each `AdaptiveThreshold` that skips, with its parameter groups and how many steps it has skipped."""
-        common = [group for group in groups if "max_norm" not in group]
-        each = [(self._max_norm, common), *((group["max_norm"], [group]) for group in groups if "max_norm" in group)]
+        """Return each `AdaptiveThreshold` that skips, with its parameters and how many steps it has skipped."""
+        given = [*each_threshold(self._max_norm), *(group.get("max_norm") for group in groups)]
+        if not any(
+            isinstance(one, AdaptiveThreshold) and (policy.blanks or one.skip_above < math.inf) for one in given
+        ):
+            return []
+        request = self._request
+        with telling(groups, request.process_group, request.mesh, each=several_norms(groups, self._max_norm)):
+            params = self._chosen(groups)
+            parts = parts_of(params, self._max_norm, alone=self._alone)
         return [
-            _Followed(one, of, one._counts["num_skipped"])
-            for one, of in each
-            if isinstance(one, AdaptiveThreshold) and of and (policy.blanks or one.skip_above < math.inf)
+            _Followed(one, [params.parameters[place] for place in part.places], one._counts["num_skipped"])
+            for part in parts
+            if (one := part.adaptive) is not None and (policy.blanks or one.skip_above < math.inf)
         ]
 
-    def _skipped(
-        self, norm: torch.Tensor, groups: list[dict[str, Any]], followed: list["_Followed"], where: dict[str, Any]
-    ) -> list[dict[str, Any]]:
-        """Return the groups that this step skips: the same on all processes. It waits for the device."""
+    def _skipped(self, norm: torch.Tensor, groups: list[dict[str, Any]], followed: list["_Followed"]) -> list[Any]:
+        """Return the parameters that this step skips: the same on all processes. It waits for the device."""
         if without_values(norm):
             return []
-        skipped = [group for one in followed if one.max_norm.num_skipped > int(one.before) for group in one.groups]
-        if len(skipped) == len(groups) or not self._request.nonfinite.blanks or _all_follow(groups, followed):
+        every, request = _all_of(groups), self._request
+        skipped = [p for one in followed if one.max_norm.num_skipped > int(one.before) for p in one.parameters]
+        # An AdaptiveThreshold counts the steps that a policy skips.
+        all_follow = sum(len(one.parameters) for one in followed) == len(every)
+        if not request.nonfinite.blanks or all_follow or len(skipped) == len(every):
             return skipped
         # A finite norm beyond float32 is returned as infinite, too.
-        if not torch.isfinite(norm) and float(grad_norm(groups, self._request.order, **where)) == 0.0:
-            return groups
+        if not torch.isfinite(norm) and float(grad_norm(groups, request.order, **request.arguments)) == 0.0:
+            return every
         return skipped
 
 
@@ -106,17 +128,19 @@ class _Followed(NamedTuple):
     """An `AdaptiveThreshold` before a step."""
 
     max_norm: AdaptiveThreshold
-    groups: list[dict[str, Any]]
+    parameters: list[Any]
     before: Any  # how many steps it had skipped; on an accelerator a tensor
 
 
-def _all_follow(groups: list[dict[str, Any]], followed: list[_Followed]) -> bool:
-    """Return whether every group has an `AdaptiveThreshold`, which counts the steps that a policy skips."""
-    return sum(len(one.groups) for one in followed) == len(groups)
+def _all_of(groups: list[dict[str, Any]]) -> list[Any]:
+    return [parameter for group in groups for parameter in group["params"]]
 
 
 def attach(
-    optimizer: Optimizer, max_norm: Threshold | AdaptiveThreshold, asked: Asked, monitor: Monitor | None
+    optimizer: Optimizer,
+    max_norm: Threshold | AdaptiveThreshold | NamedThresholds,
+    asked: Asked,
+    monitor: Monitor | None,
 ) -> StepClipping:
     """Make the steps of an optimizer clip, as `clip_at_step` says."""
     process_group, mesh = asked.process_group, asked.mesh
@@ -127,16 +151,23 @@ def attach(
     processes = processes_of(params, process_group, mesh, each=True)
     with processes.agreeing():
         asked.check()
-        request = Request(Order.parse(asked.ord), Nonfinite.of_steps(asked.nonfinite), process_group, mesh)
+        request = Request(
+            Order.parse(asked.ord),
+            Nonfinite.of_steps(asked.nonfinite),
+            process_group,
+            mesh,
+            asked.where,
+            asked.integers,
+        )
         check_unclipped(found)
         if monitor is not None:
             check_monitor(monitor)
-        for given in (monitor, max_norm, *(group.get("max_norm") for group in found.param_groups)):
+        for given in (monitor, *each_threshold(max_norm), *(group.get("max_norm") for group in found.param_groups)):
             check_free(given, parameters_of(found))
-        if isinstance(max_norm, Mapping):
-            check_threshold(max_norm)  # only calls take patterns of names
-        _ask(processes, request, parts_of(params, max_norm, alone=processes is ONE_PROCESS))
-        kind = _kind(found, max_norm, request.nonfinite, asked.fused)
+        alone = processes is ONE_PROCESS
+        params = chosen(params, request.choice, alone=alone)
+        _ask(processes, request, parts_of(params, max_norm, alone=alone))
+        kind = _kind(found, max_norm, request, asked.fused)
     warn_of_own_clipping(found, max_norm)
     return kind(found, max_norm, request, monitor)
 
@@ -148,17 +179,19 @@ def _ask(processes: Processes, request: Request, parts: Sequence[ParameterPart])
         if part.adaptive is None:
             check_threshold(limit, part.told)
     skip_above = max(part.skip_above for part in parts)
-    processes.ask(request.order, request.nonfinite, list(map(whole_scalar, limits)), skip_above=skip_above)
+    more = [("the order of thresholds", ", ".join(part.agreed for part in parts)), *request.choice.told]
+    scalars = list(map(whole_scalar, limits))
+    processes.ask(request.order, request.nonfinite, scalars, skip_above=skip_above, more=more)
 
 
 def _kind(
-    optimizer: Optimizer, max_norm: Threshold | AdaptiveThreshold, policy: Nonfinite, fused: Fused
+    optimizer: Optimizer, max_norm: Threshold | AdaptiveThreshold | NamedThresholds, request: Request, fused: Fused
 ) -> type[StepClipping]:
     """Return how the steps of an optimizer clip: within them, if they can and that is wanted, or before them."""
     if fused is False:
         return ClippingBeforeStep
     try:
-        check_foldable(optimizer, max_norm, policy)
+        check_foldable(optimizer, max_norm, request)
     except (TypeError, ValueError):
         if fused is True:
             raise

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gradclip._src.annotations import Meshes, Ord, ProcessGroups, StepPolicy, Threshold
+from gradclip._src.annotations import (
+    Integers,
+    Meshes,
+    NamedThresholds,
+    Ord,
+    ProcessGroups,
+    StepPolicy,
+    Threshold,
+    Where,
+)
 from gradclip._src.step.asked import Asked, Fused, Steps
 from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip._src.words import with_advice
@@ -18,13 +27,15 @@ if TYPE_CHECKING:
 @with_advice
 def clip_at_step(
     optimizer: Steps,
-    max_norm: Threshold | AdaptiveThreshold,
+    max_norm: Threshold | AdaptiveThreshold | NamedThresholds,
     *,
     fused: Fused = "auto",
     ord: Ord = 2,
     nonfinite: StepPolicy = "propagate",
     process_group: ProcessGroups = None,
     mesh: Meshes = None,
+    where: Where = None,
+    integers: Integers = "keep",
     monitor: Monitor | None = None,
 ) -> StepClipping | EngineClipping:
     """Make each step of an optimizer, or of a training engine, clip the gradients of all its parameters together.
@@ -40,7 +51,9 @@ def clip_at_step(
             and each needs its own `AdaptiveThreshold` and monitor: with the thresholds C1 and C2, their gradients
             together have a norm of at most sqrt(C1**2 + C2**2).
         max_norm: the threshold in the units of unscaled gradients, >= 0, or a `gradclip.AdaptiveThreshold`. A parameter
-            group with a key "max_norm" has a threshold of its own, as in `gradclip.clip_grad_norm_`.
+            group with a key "max_norm" has a threshold of its own, as in `gradclip.clip_grad_norm_`. As there, a dict
+            maps patterns of names to thresholds, `{"encoder.*": 1.0, "*": None}`. Names come from optimizers that were
+            made with `model.named_parameters()`.
         fused: whether a fused optimizer divides each gradient by max(1, N / max_norm) as it reads it, which saves a
             pass over the gradients. "auto": where it can. True: an error where it cannot. False: never.
         ord: which norm, as in `gradclip.global_norm`.
@@ -50,6 +63,8 @@ def clip_at_step(
         process_group: as in `gradclip.clip_grad_norm_`, if each process holds different parameters. All processes must
             call `clip_at_step`, and step together.
         mesh: the same, given as a mesh.
+        where: the gradients that count, by the names of their parameters, as in `gradclip.clip_grad_norm_`.
+        integers: "raise" refuses integers, as there.
         monitor: a `gradclip.Monitor` that records the norm and the threshold at each step.
 
     Returns:
@@ -62,8 +77,8 @@ def clip_at_step(
             one; an argument that `gradclip.clip_grad_norm_` refuses. At a step: a GradScaler left the gradients scaled,
             and the optimizer cannot clip them so; the optimizer is one process's share of a ZeroRedundancyOptimizer.
         TypeError, ValueError: with `fused=True`, a step that cannot clip: that of another class than Adam, AdamW, SGD
-            and Adagrad of PyTorch, or created without `fused=True`; `nonfinite="zero"`; thresholds of groups; a
-            threshold other than 0, inf, and 2**-50 to 2**100.
+            and Adagrad of PyTorch, or created without `fused=True`; `nonfinite="zero"`; thresholds of groups or
+            names; `where` or `integers`; a threshold other than 0, inf, and 2**-50 to 2**100.
         RuntimeError: this call or a step failed on another process.
         FloatingPointError: at a step with `nonfinite="raise"`, the gradients contain NaN or infinity.
 
@@ -136,6 +151,6 @@ def clip_at_step(
     from gradclip._src.step.at_step import attach
     from gradclip._src.step.engines import attach_to_engine
 
-    asked = Asked(fused, ord, nonfinite, process_group, mesh)
+    asked = Asked(fused, ord, nonfinite, process_group, mesh, where, integers)
     by_engine = attach_to_engine(optimizer, max_norm, asked, monitor)
     return attach(optimizer, max_norm, asked, monitor) if by_engine is None else by_engine

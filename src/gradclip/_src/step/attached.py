@@ -1,7 +1,7 @@
 """What is attached to an optimizer, an engine or parameters until it is removed, or until the end of a `with`."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 _LONGEST = 80
@@ -48,7 +48,7 @@ class Attached(ABC):
 
 def as_passed(max_norm: object) -> str:
     """Return how a threshold was passed, cut if it is long."""
-    text = f"max_norm={max_norm!r}"
+    text = f"max_norm={dict(max_norm) if isinstance(max_norm, Mapping) else max_norm!r}"
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from gradclip._src.annotations import Threshold
-from gradclip._src.core.nonfinite import DROP, Nonfinite
+from gradclip._src.annotations import NamedThresholds, Threshold
+from gradclip._src.core.nonfinite import DROP
 from gradclip._src.monitor.monitor import Monitor
+from gradclip._src.passed.leaves import EVERY
 from gradclip._src.passed.parameters import have_thresholds
 from gradclip._src.step.handle import StepClipping, StepPart
 from gradclip._src.step.within import (
@@ -40,7 +41,7 @@ class FusedClipping(StepClipping):
     def __init__(
         self,
         optimizer: Optimizer,
-        max_norm: Threshold | AdaptiveThreshold,
+        max_norm: Threshold | AdaptiveThreshold | NamedThresholds,
         request: Request,
         monitor: Monitor | None = None,
     ) -> None:
@@ -58,7 +59,7 @@ class FusedClipping(StepClipping):
 
     # The step
 
-    def _checked(self, max_norm: Threshold) -> float:
+    def _checked(self, max_norm: Threshold | NamedThresholds) -> float:
         return float(checked(max_norm))  # type: ignore[arg-type]
 
     def _clip(self, optimizer: Optimizer, kwargs: Mapping[str, Any]) -> None:
@@ -70,7 +71,7 @@ class FusedClipping(StepClipping):
         each = None if self._monitor is None or not self._request.alone else self._monitor.watching()
         try:
             scale = given.get("grad_scale")
-            measured = self._request.measured(optimizer, self._max_norm, scale, found_inf, each)
+            measured = self._request.measured(optimizer, checked(self._max_norm), scale, found_inf, each)
         except BaseException as error:
             self._failed(optimizer)
             if self._monitor is not None and isinstance(error, FloatingPointError):
@@ -124,11 +125,13 @@ class FusedClipping(StepClipping):
         vars(optimizer).update(before)
 
 
-def check_foldable(optimizer: Optimizer, max_norm: Threshold | AdaptiveThreshold, policy: Nonfinite) -> None:
+def check_foldable(
+    optimizer: Optimizer, max_norm: Threshold | AdaptiveThreshold | NamedThresholds, request: Request
+) -> None:
     """Raise if the steps of an optimizer cannot clip: TypeError for its class, else ValueError."""
     check_fused(optimizer)
     check_listed_once(optimizer)
-    if policy.zeroes:
+    if request.nonfinite.zeroes:
         raise ValueError(
             f"a fused step cannot clip with nonfinite='zero', which must write the gradients before it. {INSTEAD}, or "
             "pass nonfinite='skip'."
@@ -137,5 +140,9 @@ def check_foldable(optimizer: Optimizer, max_norm: Threshold | AdaptiveThreshold
         raise ValueError(
             "a fused step divides all gradients by one number, and a parameter group has 'max_norm', a threshold of "
             f"its own. {INSTEAD}."
+        )
+    if request.choice is not EVERY:
+        raise ValueError(
+            f"a fused step clips all gradients of an optimizer, so it takes neither where= nor integers=. {INSTEAD}."
         )
     checked(max_norm)

@@ -12,12 +12,13 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.optim import Optimizer
 
-from gradclip._src.annotations import Policy, Scalar, Threshold
+from gradclip._src.annotations import NamedThresholds, Policy, Scalar, Threshold
 from gradclip._src.backends.torch.tensors import without_values
 from gradclip._src.core.pipeline import EachNorm
 from gradclip._src.distributed.processes import ONE_PROCESS, processes_of, telling
 from gradclip._src.monitor.monitor import Monitor
 from gradclip._src.passed.parameters import FOLLOWS, ParameterList, have_thresholds, may_lack_gradients
+from gradclip._src.step.asked import each_threshold
 from gradclip._src.step.attached import Attached, as_passed, many
 from gradclip._src.step.heard import ScaledSteps
 from gradclip._src.step.others import ClippedBefore, Elsewhere
@@ -86,7 +87,7 @@ class StepPart(NamedTuple):
     skip_above: float
 
     @classmethod
-    def of(cls, norm: Any, max_norm: Threshold | AdaptiveThreshold, threshold: Scalar) -> "StepPart":
+    def of(cls, norm: Any, max_norm: object, threshold: Scalar) -> "StepPart":
         """Return what a call with `max_norm` has clipped, to the threshold that it had at this call."""
         skip_above = max_norm.skip_above if isinstance(max_norm, AdaptiveThreshold) else math.inf
         return cls(norm, threshold if isinstance(threshold, torch.Tensor) else float(threshold), skip_above)
@@ -186,23 +187,28 @@ class StepClipping(Attached):
         norm: the norm of the unscaled gradients before clipping, at the last step; None before the first step.
         threshold: the threshold of the last step: a number, or on an accelerator a scalar tensor; None before the
             first. Thresholds that parameter groups have of their own are not shown here.
-        max_norm: the threshold, or the `AdaptiveThreshold` that sets it. You may assign a new one; it applies from the
-            next step on.
+        max_norm: the threshold, the `AdaptiveThreshold` that sets it, or both by patterns of names. You may assign a
+            new one; it applies from the next step on.
         steps: the number of steps that this object has clipped or left as they are. Steps that got no gradients do not
             count.
 
     """
 
     def __init__(
-        self, optimizer: Optimizer, max_norm: Threshold | AdaptiveThreshold, request: Request, monitor: Monitor | None
+        self,
+        optimizer: Optimizer,
+        max_norm: Threshold | AdaptiveThreshold | NamedThresholds,
+        request: Request,
+        monitor: Monitor | None,
     ) -> None:
         self._hooks: list[Any] = []
-        self._optimizer, self._monitor = optimizer, monitor
+        self._optimizer, self._monitor, self._request = optimizer, monitor, request
+        params = ParameterList.of(groups_of(optimizer), own_thresholds=True)
+        self._alone = processes_of(params, request.process_group, request.mesh) is ONE_PROCESS
         self.max_norm = max_norm
         self.norm: torch.Tensor | None = None
         self.threshold: float | torch.Tensor | None = None
         self.steps = 0
-        self._request = request
         self._loading: Mapping[str, Any] | None = None
         self._clipped: Any = 0
         self._parts: Sequence[StepPart] = ()
@@ -219,26 +225,26 @@ class StepClipping(Attached):
         _CLIPPED.add(optimizer)
         self._others = ClippedBefore(optimizer)
         self._elsewhere = Elsewhere(optimizer, "clip_at_step")
-        params = ParameterList.of(groups_of(optimizer), own_thresholds=True)
-        several = processes_of(params, request.process_group, request.mesh) is not ONE_PROCESS
-        self._scaled = ScaledSteps(optimizer, self._unscale, self._skip) if several else None
+        self._scaled = None if self._alone else ScaledSteps(optimizer, self._unscale, self._skip)
 
     @property
-    def max_norm(self) -> float | AdaptiveThreshold:
-        """The threshold, or the `AdaptiveThreshold` that sets it."""
+    def max_norm(self) -> float | AdaptiveThreshold | NamedThresholds:
+        """The threshold, the `AdaptiveThreshold` that sets it, or both by patterns of names."""
         return self._max_norm
 
     @max_norm.setter
-    def max_norm(self, value: Threshold | AdaptiveThreshold) -> None:
-        check_free(value, self.own(), self)
-        self._max_norm: float | AdaptiveThreshold = (
+    def max_norm(self, value: Threshold | AdaptiveThreshold | NamedThresholds) -> None:
+        for one in each_threshold(value):
+            check_free(one, self.own(), self)
+        self._max_norm: float | AdaptiveThreshold | NamedThresholds = (
             value if isinstance(value, AdaptiveThreshold) else self._checked(value)
         )
-        claim(value, self)
+        for one in each_threshold(value):
+            claim(one, self)
 
     def follows(self, given: object) -> bool:
         """Return whether it clips, and records the norms in what is given, an `AdaptiveThreshold` or a `Monitor`."""
-        kept = (self._max_norm, self._monitor, *map(_adaptive, self._optimizer.param_groups))
+        kept = (*each_threshold(self._max_norm), self._monitor, *map(_adaptive, self._optimizer.param_groups))
         return bool(self._hooks) and any(given is one for one in kept)
 
     def own(self) -> set[int]:
@@ -286,8 +292,8 @@ class StepClipping(Attached):
     # The step
 
     @abstractmethod
-    def _checked(self, max_norm: Threshold) -> float:
-        """Return a fixed threshold, or raise."""
+    def _checked(self, max_norm: Threshold | NamedThresholds) -> float | NamedThresholds:
+        """Return a fixed threshold, or those of patterns, or raise."""
 
     @abstractmethod
     def _clip(self, optimizer: Optimizer, kwargs: Mapping[str, Any]) -> None:
@@ -368,6 +374,8 @@ class StepClipping(Attached):
         state: dict[str, Any] = {}
         if isinstance(self._max_norm, AdaptiveThreshold):
             state["max_norm"] = self._max_norm.state_dict()
+        if named := self._named():
+            state["patterns"] = {pattern: one.state_dict() for pattern, one in named.items()}
         own = [_adaptive(group) for group in self._optimizer.param_groups]
         if any(own):
             state["groups"] = [one and one.state_dict() for one in own]
@@ -387,8 +395,14 @@ class StepClipping(Attached):
         """Return each `AdaptiveThreshold` that has a state, with that state."""
         own = [_adaptive(group) for group in self._optimizer.param_groups]
         common = self._max_norm if isinstance(self._max_norm, AdaptiveThreshold) else None
-        each = [(common, state.get("max_norm")), *zip(own, state.get("groups", ()), strict=False)]
+        named = [(one, state.get("patterns", {}).get(pattern)) for pattern, one in self._named().items()]
+        each = [(common, state.get("max_norm")), *named, *zip(own, state.get("groups", ()), strict=False)]
         return [(one, saved) for one, saved in each if one is not None and saved is not None]
+
+    def _named(self) -> dict[str, AdaptiveThreshold]:
+        """Return each `AdaptiveThreshold` of a pattern."""
+        found = self._max_norm if isinstance(self._max_norm, Mapping) else {}
+        return {pattern: one for pattern, one in found.items() if isinstance(one, AdaptiveThreshold)}
 
     def _save(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         if found := self.state_dict():

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gradclip._src.step import heard
+from gradclip._src.step.asked import each_threshold
 from gradclip._src.step.heard import ClipCall, threshold_of
 from gradclip._src.step.warned import ClippingWarning, level_of_user
 from gradclip._src.step.wrapped import parameters_of
@@ -129,7 +130,7 @@ def own_thresholds(optimizer: Optimizer) -> list[float]:
 def warn_of_own_clipping(optimizer: Optimizer, max_norm: object) -> None:
     """Warn if the steps of an optimizer clip again, to a lower threshold of their own."""
     lowest = min(own_thresholds(optimizer))
-    ours = [group.get("max_norm", max_norm) for group in optimizer.param_groups]
+    ours = [one for group in optimizer.param_groups for one in each_threshold(group.get("max_norm", max_norm))]
     if lowest == math.inf or all(isinstance(one, int | float) and one <= lowest for one in ours):
         return
     kind = type(optimizer).__name__

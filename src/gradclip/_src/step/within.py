@@ -26,14 +26,14 @@ import inspect
 import math
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
-from gradclip._src.annotations import Meshes, ProcessGroups, Scalar, Threshold
+from gradclip._src.annotations import Integers, Meshes, NamedThresholds, ProcessGroups, Scalar, Threshold, Where
 from gradclip._src.backends import any_distributed, shards_of
 from gradclip._src.backends.torch.tensors import tensor_of
 from gradclip._src.core.arrays import Arrays
@@ -48,6 +48,7 @@ from gradclip._src.distributed.processes import ONE_PROCESS, Processes, processe
 from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.inplace.gradients import Gradients, entered
 from gradclip._src.passed.arguments import check_threshold
+from gradclip._src.passed.leaves import Choice, choice_of
 from gradclip._src.passed.parameters import ParameterList, have_thresholds
 from gradclip._src.thresholds.holder import AdaptiveThreshold
 
@@ -246,6 +247,19 @@ class Request:
     nonfinite: Nonfinite
     process_group: ProcessGroups
     mesh: Meshes
+    where: Where = None
+    integers: Integers = "keep"
+
+    @property
+    def choice(self) -> Choice:
+        """Which gradients count."""
+        return choice_of(self.where, self.integers)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What a call gets that clips or measures the gradients."""
+        where, integers = self.where, self.integers
+        return {"process_group": self.process_group, "mesh": self.mesh, "where": where, "integers": integers}
 
     @property
     def alone(self) -> bool:
@@ -348,10 +362,14 @@ def _measure_each(
         each.norms = each.norms / given
 
 
-def checked(max_norm: Threshold | AdaptiveThreshold) -> float | AdaptiveThreshold:
+def checked(max_norm: Threshold | AdaptiveThreshold | NamedThresholds) -> float | AdaptiveThreshold:
     """Return a threshold as a number, or unchanged if it follows. Raises ValueError if the proof does not cover it."""
     if isinstance(max_norm, AdaptiveThreshold):
         return max_norm
+    if isinstance(max_norm, Mapping):
+        raise ValueError(
+            f"a fused step divides all gradients by one number, and max_norm has one for each pattern. {INSTEAD}."
+        )
     number = float(check_threshold(max_norm))
     if number in (0.0, math.inf) or SMALLEST <= number <= LARGEST:
         return number
