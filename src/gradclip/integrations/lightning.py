@@ -18,6 +18,7 @@ from gradclip._src.words import with_advice
 with needed_for("lightning", "torch"):
     from lightning.pytorch import Callback, LightningModule, Trainer
 
+    from gradclip._src.step.asked import Scope
     from gradclip._src.step.attach import clip_at_step
     from gradclip._src.step.engine import EngineClipping
     from gradclip._src.step.handle import StepClipping
@@ -37,6 +38,9 @@ class ClipCallback(Callback):
             history is part of Lightning's checkpoints. For several optimizers, a list may hold one for each; an
             `AdaptiveThreshold` has to be in a list, because each of them follows the norms of one optimizer.
         ord: which norm.
+        scope: what is clipped: all gradients together, or each "layer", "unit" or "value"; or "agc". Others than
+            "global" log `grad_norm` alone, "value" nothing.
+        eps: the lower limit for the norm of weights, with `scope="agc"`.
         nonfinite: what to do if a gradient contains NaN or infinity.
         process_group: the processes that hold different gradients.
         mesh: the same, given as a mesh.
@@ -58,13 +62,16 @@ class ClipCallback(Callback):
         max_norm: Threshold | AdaptiveThreshold | Sequence[Threshold | AdaptiveThreshold],
         ord: Ord = 2,
         *,
+        scope: Scope = "global",
+        eps: Threshold | None = None,
         nonfinite: StepPolicy = "propagate",
         process_group: ProcessGroups = None,
         mesh: Meshes = None,
         monitor: Monitor | Sequence[Monitor] | None = None,
     ) -> None:
         self._max_norm, self._monitor = max_norm, monitor
-        self._same: dict[str, Any] = {"ord": ord, "nonfinite": nonfinite, "process_group": process_group, "mesh": mesh}
+        self._same: dict[str, Any] = {"ord": ord, "scope": scope, "eps": eps, "nonfinite": nonfinite}
+        self._same |= {"process_group": process_group, "mesh": mesh}
         self.clipping: list[StepClipping | EngineClipping] = []
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -19,6 +19,7 @@ with needed_for("transformers", "torch"):
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
     from transformers.trainer_callback import ExportableState
 
+    from gradclip._src.step.asked import Scope
     from gradclip._src.step.attach import clip_at_step
     from gradclip._src.step.engine import EngineClipping
     from gradclip._src.step.handle import StepClipping
@@ -39,6 +40,9 @@ class ClipCallback(TrainerCallback, ExportableState):
         max_norm: as in `clip_at_step`, like the other arguments: a number or a `gradclip.AdaptiveThreshold`, whose
             history is part of the Trainer's checkpoints.
         ord: which norm.
+        scope: what is clipped: all gradients together, or each "layer", "unit" or "value"; or "agc". Others than
+            "global" log `grad_norm` alone, "value" nothing.
+        eps: the lower limit for the norm of weights, with `scope="agc"`.
         nonfinite: what to do if a gradient contains NaN or infinity.
         process_group: the processes that hold different gradients.
         mesh: the same, given as a mesh.
@@ -64,6 +68,8 @@ class ClipCallback(TrainerCallback, ExportableState):
         max_norm: Threshold | AdaptiveThreshold,
         ord: Ord = 2,
         *,
+        scope: Scope = "global",
+        eps: Threshold | None = None,
         nonfinite: StepPolicy = "propagate",
         process_group: ProcessGroups = None,
         mesh: Meshes = None,
@@ -76,7 +82,7 @@ class ClipCallback(TrainerCallback, ExportableState):
                 "anyway."
             )
         self._max_norm = max_norm if isinstance(max_norm, AdaptiveThreshold) else check_threshold(max_norm)
-        self._plain: dict[str, Any] = {"ord": ord, "nonfinite": nonfinite}
+        self._plain: dict[str, Any] = {"ord": ord, "scope": scope, "eps": eps, "nonfinite": nonfinite}
         self._more: dict[str, Any] = {"process_group": process_group, "mesh": mesh, "monitor": monitor}
         self.clipping: StepClipping | EngineClipping | None = None
 

@@ -392,6 +392,8 @@ class StepGuard(Attached):
         found = self._adaptive
         if seems_a_handle(self._max_norm) and have_thresholds(self.optimizer.param_groups):
             return math.inf  # those of the groups together are another bound
+        if getattr(self._max_norm, "scope", "global") != "global":
+            return math.inf  # of all gradients together there is no bound
         if found is None:
             return as_number(self._max_norm.max_norm if seems_a_handle(self._max_norm) else self._max_norm)
         if self._followed:

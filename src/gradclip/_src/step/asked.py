@@ -1,10 +1,15 @@
 """What `clip_at_step` is asked for besides the threshold."""
 
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
-from gradclip._src.annotations import Integers, Meshes, Ord, ProcessGroups, StepPolicy, Where
+from gradclip._src.annotations import Integers, Meshes, Ord, ProcessGroups, StepPolicy, Threshold, Where
+from gradclip._src.core.nonfinite import Nonfinite
+from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip._src.words import shown
+
+Scope: TypeAlias = Literal["global", "layer", "unit", "value", "agc"]
+"""Which elements share a norm: all, those of a layer, those of a unit; none; or of a unit, beside its weights."""
 
 Fused: TypeAlias = Literal["auto"] | bool
 """Whether a fused optimizer clips as it reads the gradients: where it can, always, or never."""
@@ -26,6 +31,8 @@ class Asked(NamedTuple):
     """The arguments as they were passed, not yet checked: an error must reach all processes."""
 
     fused: Fused
+    scope: Scope
+    eps: Threshold | None
     ord: Ord
     nonfinite: StepPolicy
     process_group: ProcessGroups
@@ -40,3 +47,48 @@ class Asked(NamedTuple):
                 f"fused must be 'auto', True or False, got {shown(self.fused)}. 'auto' clips within the step of a "
                 "fused optimizer where that is possible, True demands it, False clips before each step."
             )
+        if self.scope not in get_args(Scope):
+            raise ValueError(f"scope must be one of {', '.join(map(repr, get_args(Scope)))}, got {shown(self.scope)}.")
+        if self.eps is not None and self.scope != "agc":
+            raise ValueError(
+                f"eps is the lower limit for the norm of weights, which only scope='agc' measures, got "
+                f"scope={self.scope!r}. Leave eps out."
+            )
+
+    def check_scope(self, max_norm: object, monitor: object, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Raise a ValueError for what a scope other than "global" cannot follow."""
+        if self.scope == "global":
+            return
+        check_one_number(self.scope, max_norm)
+        if any("max_norm" in group for group in groups):
+            raise ValueError(
+                f"a parameter group has 'max_norm', a threshold of its own, which scope={self.scope!r} does not read. "
+                "Leave it out, or make an optimizer for each threshold."
+            )
+        if monitor is not None:
+            raise ValueError(
+                f"a monitor records the norm of all gradients and its threshold, and scope={self.scope!r} has none for "
+                "it. Leave monitor out."
+            )
+        if self.fused is True:
+            raise ValueError(
+                f"a fused step divides all gradients by one number, so it cannot clip with scope={self.scope!r}. Leave "
+                "fused=True out."
+            )
+        policy = Nonfinite.of_steps(self.nonfinite)
+        if self.scope == "value" and not (policy.spoils or policy.blanks):
+            raise ValueError(
+                f"scope='value' leaves NaN as it is, so nonfinite={self.nonfinite!r} has no effect. Leave it out, or "
+                "pass 'skip', which skips the step."
+            )
+        if self.scope == "value" and not (self.process_group is None and self.mesh is None):
+            raise ValueError(
+                "scope='value' clips each element, which needs no other process. Leave process_group and mesh out."
+            )
+
+
+def check_one_number(scope: Scope, max_norm: object) -> None:
+    """Raise a ValueError if a threshold follows one norm, or comes by patterns of names."""
+    if isinstance(max_norm, AdaptiveThreshold | Mapping):
+        what = "patterns of names" if isinstance(max_norm, Mapping) else "an AdaptiveThreshold, which follows one norm"
+        raise ValueError(f"scope={scope!r} takes one number as max_norm, got {what}. Pass a number, or scope='global'.")

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -10,24 +10,18 @@ import torch
 from torch.optim import Optimizer
 
 from gradclip._src.annotations import NamedThresholds, Threshold
-from gradclip._src.backends import whole_scalar
 from gradclip._src.backends.torch.tensors import tensor_of, without_values
 from gradclip._src.core.nonfinite import DROP, PROPAGATE, Nonfinite
-from gradclip._src.core.norms import Order
-from gradclip._src.distributed.processes import ONE_PROCESS, Processes, processes_of, telling
+from gradclip._src.distributed.processes import telling
 from gradclip._src.inplace.gradients import chosen
-from gradclip._src.inplace.groups import ParameterPart, parts_of, several_norms
+from gradclip._src.inplace.groups import parts_of, several_norms
 from gradclip._src.inplace.norm import clip_grad_norm_, grad_norm
-from gradclip._src.monitor.monitor import Monitor
-from gradclip._src.passed.arguments import check_monitor, check_threshold
+from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.passed.leaves import EVERY
 from gradclip._src.passed.parameters import ParameterList
-from gradclip._src.step.asked import Asked, Fused, each_threshold
-from gradclip._src.step.fold import FusedClipping, check_foldable
-from gradclip._src.step.handle import PartsWatched, StepClipping, StepPart, check_free, check_unclipped, groups_of
-from gradclip._src.step.others import warn_of_own_clipping
-from gradclip._src.step.within import Request, forget_scaler
-from gradclip._src.step.wrapped import parameters_of, unwrapped
+from gradclip._src.step.asked import each_threshold
+from gradclip._src.step.handle import PartsWatched, StepClipping, StepPart, groups_of
+from gradclip._src.step.within import forget_scaler
 from gradclip._src.thresholds.holder import AdaptiveThreshold
 
 _SAYING_NOTHING = frozenset(("params", "param_names", "initial_lr"))
@@ -37,7 +31,11 @@ _SAYING_NOTHING = frozenset(("params", "param_names", "initial_lr"))
 class ClippingBeforeStep(StepClipping):
     """Clipping of the gradients in place, right before the steps of one optimizer, until `remove()`."""
 
-    def _checked(self, max_norm: Threshold | NamedThresholds) -> float | NamedThresholds:
+    def _checked(
+        self, max_norm: Threshold | AdaptiveThreshold | NamedThresholds
+    ) -> float | AdaptiveThreshold | NamedThresholds:
+        if isinstance(max_norm, AdaptiveThreshold):
+            return max_norm
         if not isinstance(max_norm, Mapping):
             return float(check_threshold(max_norm))
         for part in parts_of(self._chosen(groups_of(self._optimizer)), max_norm, alone=self._alone):
@@ -74,7 +72,7 @@ class ClippingBeforeStep(StepClipping):
         followed = self._followed(groups, policy)
         parts = PartsWatched(self._monitor, common=common) if several else None
         plain = not (several or policy.raises or self._monitor is not None or request.choice is not EVERY)
-        given = _listed_if_plain(groups) if plain else groups
+        given = listed_if_plain(groups) if plain else groups
         monitor: Any = parts or self._monitor
         norm = tensor_of(
             clip_grad_norm_(given, max_norm, request.order, nonfinite=policy.name, monitor=monitor, **settings)
@@ -82,7 +80,7 @@ class ClippingBeforeStep(StepClipping):
         skipped = self._skipped(norm, groups, followed)
         if scaled is not None and not without_values(norm) and not torch.isfinite(norm):
             scaled.overflowed(torch.ones(()))
-            skipped = _all_of(groups)
+            skipped = all_of(groups)
         for parameter in skipped:
             parameter.grad = None
         if parts is None:
@@ -112,7 +110,7 @@ class ClippingBeforeStep(StepClipping):
         """Return the parameters that this step skips: the same on all processes. It waits for the device."""
         if without_values(norm):
             return []
-        every, request = _all_of(groups), self._request
+        every, request = all_of(groups), self._request
         skipped = [p for one in followed if one.max_norm.num_skipped > int(one.before) for p in one.parameters]
         # An AdaptiveThreshold counts the steps that a policy skips.
         all_follow = sum(len(one.parameters) for one in followed) == len(every)
@@ -132,74 +130,12 @@ class _Followed(NamedTuple):
     before: Any  # how many steps it had skipped; on an accelerator a tensor
 
 
-def _all_of(groups: list[dict[str, Any]]) -> list[Any]:
+def all_of(groups: list[dict[str, Any]]) -> list[Any]:
+    """Return the parameters of all groups."""
     return [parameter for group in groups for parameter in group["params"]]
 
 
-def attach(
-    optimizer: Optimizer,
-    max_norm: Threshold | AdaptiveThreshold | NamedThresholds,
-    asked: Asked,
-    monitor: Monitor | None,
-) -> StepClipping:
-    """Make the steps of an optimizer clip, as `clip_at_step` says."""
-    process_group, mesh = asked.process_group, asked.mesh
-    # As if each group had a threshold: some may on other processes, and all must send messages of one length.
-    with telling(getattr(optimizer, "param_groups", ()), process_group, mesh, each=True):
-        found = unwrapped(optimizer)
-        params = ParameterList.of(groups_of(found), own_thresholds=True)
-    processes = processes_of(params, process_group, mesh, each=True)
-    with processes.agreeing():
-        asked.check()
-        request = Request(
-            Order.parse(asked.ord),
-            Nonfinite.of_steps(asked.nonfinite),
-            process_group,
-            mesh,
-            asked.where,
-            asked.integers,
-        )
-        check_unclipped(found)
-        if monitor is not None:
-            check_monitor(monitor)
-        for given in (monitor, *each_threshold(max_norm), *(group.get("max_norm") for group in found.param_groups)):
-            check_free(given, parameters_of(found))
-        alone = processes is ONE_PROCESS
-        params = chosen(params, request.choice, alone=alone)
-        _ask(processes, request, parts_of(params, max_norm, alone=alone))
-        kind = _kind(found, max_norm, request, asked.fused)
-    warn_of_own_clipping(found, max_norm)
-    return kind(found, max_norm, request, monitor)
-
-
-def _ask(processes: Processes, request: Request, parts: Sequence[ParameterPart]) -> None:
-    """Check the thresholds, which must be the same on all processes."""
-    limits = [part.threshold(request.order) for part in parts]
-    for part, limit in zip(parts, limits, strict=True):
-        if part.adaptive is None:
-            check_threshold(limit, part.told)
-    skip_above = max(part.skip_above for part in parts)
-    more = [("the order of thresholds", ", ".join(part.agreed for part in parts)), *request.choice.told]
-    scalars = list(map(whole_scalar, limits))
-    processes.ask(request.order, request.nonfinite, scalars, skip_above=skip_above, more=more)
-
-
-def _kind(
-    optimizer: Optimizer, max_norm: Threshold | AdaptiveThreshold | NamedThresholds, request: Request, fused: Fused
-) -> type[StepClipping]:
-    """Return how the steps of an optimizer clip: within them, if they can and that is wanted, or before them."""
-    if fused is False:
-        return ClippingBeforeStep
-    try:
-        check_foldable(optimizer, max_norm, request)
-    except (TypeError, ValueError):
-        if fused is True:
-            raise
-        return ClippingBeforeStep
-    return FusedClipping
-
-
-def _listed_if_plain(groups: list[dict[str, Any]]) -> Any:
+def listed_if_plain(groups: list[dict[str, Any]]) -> Any:
     """Return the parameters in one list, which take fewer steps to clip, if the groups say nothing more of them."""
     if all(group.keys() <= _SAYING_NOTHING for group in groups):
         return [parameter for group in groups for parameter in group["params"]]

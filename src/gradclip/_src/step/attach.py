@@ -14,7 +14,7 @@ from gradclip._src.annotations import (
     Threshold,
     Where,
 )
-from gradclip._src.step.asked import Asked, Fused, Steps
+from gradclip._src.step.asked import Asked, Fused, Scope, Steps
 from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip._src.words import with_advice
 
@@ -30,6 +30,8 @@ def clip_at_step(
     max_norm: Threshold | AdaptiveThreshold | NamedThresholds,
     *,
     fused: Fused = "auto",
+    scope: Scope = "global",
+    eps: Threshold | None = None,
     ord: Ord = 2,
     nonfinite: StepPolicy = "propagate",
     process_group: ProcessGroups = None,
@@ -56,6 +58,11 @@ def clip_at_step(
             made with `model.named_parameters()`.
         fused: whether a fused optimizer divides each gradient by max(1, N / max_norm) as it reads it, which saves a
             pass over the gradients. "auto": where it can. True: an error where it cannot. False: never.
+        scope: what is clipped. "global": all gradients together. "layer", "unit", "value": each gradient, each unit of
+            it, each element, as `gradclip.clip_grad_layer_norm_`, `clip_grad_unit_norm_` and `clip_grad_value_` do.
+            "agc": each unit to `max_norm` times the norm of its weights, as `gradclip.adaptive_grad_clip_` does: leave
+            out the last layer by `where`.
+        eps: with `scope="agc"`, a lower limit for the norm of the weights; None for 1e-3.
         ord: which norm, as in `gradclip.global_norm`.
         nonfinite: as in `gradclip.clip_grad_norm_`, but "skip" really skips the step, as does the `skip_above` of an
             `AdaptiveThreshold`: parameters and state of the optimizer do not change. Where groups have thresholds of
@@ -84,6 +91,10 @@ def clip_at_step(
 
     A step may also raise the errors of `gradclip.clip_grad_norm_`. After an error at a step, the parameters are
     unchanged.
+
+    With another `scope` than "global", `max_norm` is one number, and a monitor, a fused step and thresholds of groups
+    are a ValueError. `.norm` is that of all gradients before clipping; None for "value", and for units that are split
+    over processes. "skip" then reads the gradients once more. "value" knows "propagate" and "skip" alone.
 
     If `step` gets a closure, gradients are clipped after each call of the closure. LBFGS calls it several times in a
     step: each gradient that it sees is clipped, and each counts as a step for `norm`, an `AdaptiveThreshold` and a
@@ -148,9 +159,9 @@ def clip_at_step(
 
     """
     # These import PyTorch.
-    from gradclip._src.step.at_step import attach
     from gradclip._src.step.engines import attach_to_engine
+    from gradclip._src.step.optimizers import attach
 
-    asked = Asked(fused, ord, nonfinite, process_group, mesh, where, integers)
+    asked = Asked(fused, scope, eps, ord, nonfinite, process_group, mesh, where, integers)
     by_engine = attach_to_engine(optimizer, max_norm, asked, monitor)
     return attach(optimizer, max_norm, asked, monitor) if by_engine is None else by_engine

@@ -37,6 +37,7 @@ def _checked(
     """Return the threshold. Raises ValueError for settings that an engine cannot follow."""
     asked.check()
     own = {
+        f"scope={asked.scope!r}": asked.scope != "global",
         "fused=True": asked.fused is True,
         f"ord={asked.ord!r}": Order.parse(asked.ord) != Order(2.0),
         f"nonfinite={asked.nonfinite!r}": Nonfinite.of_steps(asked.nonfinite) is not PROPAGATE,

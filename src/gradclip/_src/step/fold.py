@@ -59,8 +59,8 @@ class FusedClipping(StepClipping):
 
     # The step
 
-    def _checked(self, max_norm: Threshold | NamedThresholds) -> float:
-        return float(checked(max_norm))  # type: ignore[arg-type]
+    def _checked(self, max_norm: Threshold | AdaptiveThreshold | NamedThresholds) -> float | AdaptiveThreshold:
+        return checked(max_norm)
 
     def _clip(self, optimizer: Optimizer, kwargs: Mapping[str, Any]) -> None:
         self._restore(optimizer)

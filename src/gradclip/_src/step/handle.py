@@ -18,7 +18,7 @@ from gradclip._src.core.pipeline import EachNorm
 from gradclip._src.distributed.processes import ONE_PROCESS, processes_of, telling
 from gradclip._src.monitor.monitor import Monitor
 from gradclip._src.passed.parameters import FOLLOWS, ParameterList, have_thresholds, may_lack_gradients
-from gradclip._src.step.asked import each_threshold
+from gradclip._src.step.asked import Scope, each_threshold
 from gradclip._src.step.attached import Attached, as_passed, many
 from gradclip._src.step.heard import ScaledSteps
 from gradclip._src.step.others import ClippedBefore, Elsewhere
@@ -115,7 +115,11 @@ def left_of_all(parts: Sequence[StepPart], order: float, *, blanks: bool) -> tor
     each = [part.left(blanks=blanks) for part in parts]
     if len(each) == 1:
         return each[0]
-    norms = torch.stack([one.to(each[0].device) for one in each])
+    return combined(torch.stack([one.to(each[0].device) for one in each]), order)
+
+
+def combined(norms: torch.Tensor, order: float) -> torch.Tensor:
+    """Return the norm of all parts from their norms, without overflow."""
     largest = norms.max()
     by = torch.where((largest > 0) & torch.isfinite(largest), largest, torch.ones_like(largest))
     return torch.linalg.vector_norm(norms / by, order) * by
@@ -236,11 +240,14 @@ class StepClipping(Attached):
     def max_norm(self, value: Threshold | AdaptiveThreshold | NamedThresholds) -> None:
         for one in each_threshold(value):
             check_free(one, self.own(), self)
-        self._max_norm: float | AdaptiveThreshold | NamedThresholds = (
-            value if isinstance(value, AdaptiveThreshold) else self._checked(value)
-        )
+        self._max_norm: float | AdaptiveThreshold | NamedThresholds = self._checked(value)
         for one in each_threshold(value):
             claim(one, self)
+
+    @property
+    def scope(self) -> Scope:
+        """Which elements share a norm."""
+        return self._request.scope
 
     def follows(self, given: object) -> bool:
         """Return whether it clips, and records the norms in what is given, an `AdaptiveThreshold` or a `Monitor`."""
@@ -263,7 +270,7 @@ class StepClipping(Attached):
     _fused = False  # whether the step itself clips
 
     def _says(self) -> Sequence[str]:
-        kind, settings = type(self._optimizer).__name__, f"scope='global', fused={self._fused}"
+        kind, settings = type(self._optimizer).__name__, f"scope={self.scope!r}, fused={self._fused}"
         return kind, as_passed(self._max_norm), settings, many(self.steps, "step")
 
     @property
@@ -292,8 +299,10 @@ class StepClipping(Attached):
     # The step
 
     @abstractmethod
-    def _checked(self, max_norm: Threshold | NamedThresholds) -> float | NamedThresholds:
-        """Return a fixed threshold, or those of patterns, or raise."""
+    def _checked(
+        self, max_norm: Threshold | AdaptiveThreshold | NamedThresholds
+    ) -> float | AdaptiveThreshold | NamedThresholds:
+        """Return a threshold as it is kept, or raise."""
 
     @abstractmethod
     def _clip(self, optimizer: Optimizer, kwargs: Mapping[str, Any]) -> None:

@@ -50,6 +50,7 @@ from gradclip._src.inplace.gradients import Gradients, entered
 from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.passed.leaves import Choice, choice_of
 from gradclip._src.passed.parameters import ParameterList, have_thresholds
+from gradclip._src.step.asked import Scope
 from gradclip._src.thresholds.holder import AdaptiveThreshold
 
 _DEPTH = 16  # of frames from a hook to who calls the step
@@ -249,6 +250,8 @@ class Request:
     mesh: Meshes
     where: Where = None
     integers: Integers = "keep"
+    scope: Scope = "global"
+    eps: Threshold = 1e-3
 
     @property
     def choice(self) -> Choice:

@@ -1,0 +1,78 @@
+"""Clip each layer, unit or element at the steps of an optimizer, instead of all gradients by one norm."""
+
+import math
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from gradclip._src.annotations import NamedThresholds, Threshold
+from gradclip._src.backends import any_distributed
+from gradclip._src.backends.torch.tensors import tensor_of, without_values
+from gradclip._src.core.nonfinite import PROPAGATE
+from gradclip._src.inplace.layers import clip_grad_layer_norm_
+from gradclip._src.inplace.norm import clip_grad_value_, grad_norm
+from gradclip._src.inplace.units import adaptive_grad_clip_, clip_grad_unit_norm_
+from gradclip._src.passed.arguments import check_threshold
+from gradclip._src.passed.leaves import EVERY
+from gradclip._src.step.asked import check_one_number
+from gradclip._src.step.at_step import ClippingBeforeStep, all_of, listed_if_plain
+from gradclip._src.step.handle import combined
+from gradclip._src.thresholds.holder import AdaptiveThreshold
+
+
+class ScopedClipping(ClippingBeforeStep):
+    """Clipping of each layer, unit or element, right before the steps of one optimizer, until `remove()`."""
+
+    def _checked(self, max_norm: Threshold | AdaptiveThreshold | NamedThresholds) -> float:
+        check_one_number(self._request.scope, max_norm)
+        return float(check_threshold(max_norm))
+
+    def numbers(self) -> dict[str, torch.Tensor]:
+        """Return the norm of all gradients before clipping as "grad_norm"; empty where it is not known."""
+        return {} if self.norm is None or not self.steps else {"grad_norm": self.norm}
+
+    def _clip_unscaled(self, optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
+        self.threshold, self.steps = self._checked(self._max_norm), self.steps + 1
+        if self._skips_all(groups):
+            for parameter in all_of(groups):
+                parameter.grad = None
+            return
+        request = self._request
+        policy = request.nonfinite
+        if policy.blanks or (policy.raises and "found_inf" in vars(optimizer)):  # what is not finite skips the step
+            policy = PROPAGATE
+        plain = not policy.raises and request.choice is EVERY
+        given = listed_if_plain(groups) if plain else groups
+        if request.scope == "value":
+            clip_grad_value_(given, self.threshold, where=request.where, integers=request.integers)
+            return
+        settings: dict[str, Any] = {"ord": request.order.p, "nonfinite": policy.name, **request.arguments}
+        if request.scope == "agc":
+            norms = adaptive_grad_clip_(given, self.threshold, request.eps, **settings)
+        else:
+            clip = clip_grad_layer_norm_ if request.scope == "layer" else clip_grad_unit_norm_
+            norms = clip(given, self.threshold, **settings)
+        self.norm = self._norm_of_all(groups, norms)
+
+    def _skips_all(self, groups: list[dict[str, Any]]) -> bool:
+        """Return whether to skip the step, because gradients are not finite. It reads them all, and waits."""
+        scaled = self._scaled if self._scaled is not None and self._scaled.scaler is not None else None
+        if not self._request.nonfinite.blanks and scaled is None:
+            return False
+        largest = tensor_of(grad_norm(groups, math.inf, **self._request.arguments))
+        if without_values(largest) or torch.isfinite(largest):
+            return False
+        if scaled is not None:
+            scaled.overflowed(torch.ones(()))
+        self.norm = None if self._request.scope == "value" else largest
+        return True
+
+    def _norm_of_all(self, groups: list[dict[str, Any]], norms: list[Any]) -> torch.Tensor | None:
+        """Return the norm of all gradients from those of their parts; None if processes hold some of these."""
+        counts = set(map(id, self._chosen(groups).parameters))
+        pairs = zip(all_of(groups), norms, strict=True)
+        each = [tensor_of(norm) for parameter, norm in pairs if norm is not None and id(parameter) in counts]
+        if any_distributed(each) or not each:
+            return None
+        return combined(torch.cat([one.reshape(-1).to(each[0].device) for one in each]), self._request.order.p)

@@ -1,0 +1,205 @@
+"""Layers, units, elements and AGC at each step: the weights move by what a call in place leaves of the gradients."""
+
+import math
+
+import pytest
+import torch
+
+import gradclip
+from gradclip import clip_at_step
+
+CALLS = {
+    "layer": lambda p, **k: gradclip.clip_grad_layer_norm_(p, 1.0, **k),
+    "unit": lambda p, **k: gradclip.clip_grad_unit_norm_(p, 1.0, **k),
+    "value": lambda p, **k: gradclip.clip_grad_value_(p, 1.0, **k),
+    "agc": lambda p, **k: gradclip.adaptive_grad_clip_(p, 1.0, **k),
+}
+EACH = pytest.mark.parametrize("scope", CALLS)
+
+
+def made(*, fused=None, lr=1.0):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    return model, torch.optim.SGD(model.named_parameters(), lr=lr, fused=fused)
+
+
+def give(model, scale=3.0):
+    torch.manual_seed(1)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter) * scale
+
+
+def weights(model):
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+@EACH
+@pytest.mark.parametrize("fused", [None, True])
+@pytest.mark.parametrize("where", [None, "weight"])
+def test_a_step_gets_what_the_call_leaves(scope, fused, where):
+    model, optimizer = made(fused=fused)
+    give(model)
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    norm = gradclip.grad_norm(model.named_parameters(), where=where)
+    CALLS[scope](model.named_parameters(), where=where)
+    expected = [one - parameter.grad for one, parameter in zip(weights(model), model.parameters(), strict=True)]
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        parameter.grad = gradient
+    clipping = clip_at_step(optimizer, 1.0, scope=scope, where=where)
+    optimizer.step()
+    assert all(map(torch.equal, weights(model), expected))
+    assert clipping.norm == (None if scope == "value" else pytest.approx(norm.item(), rel=1e-6))
+    assert clipping.numbers() == ({} if scope == "value" else {"grad_norm": clipping.norm})
+    assert repr(clipping) == f"StepClipping(SGD, max_norm=1.0, scope={scope!r}, fused=False, 1 step)"
+    clipping.remove()
+    give(model)
+    before = weights(model)
+    optimizer.step()
+    moved = [a - p.grad for a, p in zip(before, model.parameters(), strict=True)]
+    assert all(map(torch.equal, weights(model), moved))
+
+
+def test_a_layer_by_hand():
+    first, second = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
+    optimizer = torch.optim.SGD([first, second], lr=1.0)
+    clipping = clip_at_step(optimizer, 1.0, scope="layer")
+    first.grad, second.grad = torch.tensor([3.0, 4.0]), torch.tensor([0.0, 12.0])
+    optimizer.step()
+    assert (first.tolist(), second.tolist()) == (pytest.approx([-0.6, -0.8]), [0.0, pytest.approx(-1.0)])
+    assert (clipping.norm, clipping.threshold) == (13.0, 1.0)
+    clipping.max_norm = 5.0
+    first.grad, second.grad = torch.tensor([3.0, 4.0]), None
+    optimizer.step()
+    assert first.tolist() == pytest.approx([-3.6, -4.8])
+    assert clipping.norm == 5.0
+
+
+@EACH
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_skip_skips_the_whole_step(scope, bad):
+    model, optimizer = made()
+    before = weights(model)
+    clipping = clip_at_step(optimizer, 1.0, scope=scope, nonfinite="skip")
+    give(model)
+    model.bias.grad[0] = bad
+    optimizer.step()
+    assert all(map(torch.equal, weights(model), before))
+    assert model.weight.grad is None
+    assert clipping.steps == 1
+    give(model)
+    optimizer.step()
+    assert not torch.equal(model.weight, before[0])
+
+
+@pytest.mark.after_error
+@pytest.mark.parametrize("scope", ["layer", "unit", "agc"])
+def test_raise_names_the_gradient(scope):
+    model, optimizer = made()
+    before = weights(model)
+    clip_at_step(optimizer, 1.0, scope=scope, nonfinite="raise")
+    give(model)
+    model.bias.grad[0] = math.nan
+    with pytest.raises(FloatingPointError, match="bias"):
+        optimizer.step()
+    assert all(map(torch.equal, weights(model), before))
+
+
+def test_eps_is_the_lower_limit_of_agc():
+    weight = torch.nn.Parameter(torch.zeros(2, 2))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    clip_at_step(optimizer, 0.5, scope="agc", eps=2.0)
+    weight.grad = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
+    optimizer.step()
+    torch.testing.assert_close(weight.detach(), -torch.tensor([[0.6, 0.8], [0.3, 0.4]]))
+
+
+@pytest.mark.after_error
+@pytest.mark.parametrize("scope", CALLS)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_norm": gradclip.AdaptiveThreshold()}, "takes one number as max_norm, got an AdaptiveThreshold"),
+        ({"max_norm": {"*": 1.0}}, "takes one number as max_norm, got patterns of names"),
+        ({"monitor": gradclip.Monitor()}, "Leave monitor out"),
+        ({"fused": True}, "a fused step divides all gradients by one number"),
+        ({"max_norm": -1.0}, "max_norm must not be negative"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_at_once(scope, settings, message):
+    _, optimizer = made(fused=True)
+    with pytest.raises(ValueError, match=message):
+        clip_at_step(optimizer, **{"max_norm": 1.0, "scope": scope, **settings})
+    assert not optimizer._optimizer_step_pre_hooks
+    clipping = clip_at_step(optimizer, 1.0, scope=scope)
+    if "max_norm" in settings:
+        with pytest.raises(ValueError, match=message):
+            clipping.max_norm = settings["max_norm"]
+    assert clipping.max_norm == 1.0
+
+
+@pytest.mark.after_error
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"scope": "row"}, "scope must be one of 'global', 'layer', 'unit', 'value', 'agc', got 'row'"),
+        ({"scope": "layer", "eps": 1e-3}, "which only scope='agc' measures"),
+        ({"scope": "agc", "eps": -1.0}, "eps must not be negative"),
+        ({"scope": "value", "nonfinite": "zero"}, "scope='value' leaves NaN as it is"),
+        ({"scope": "value", "nonfinite": "raise"}, "scope='value' leaves NaN as it is"),
+        ({"scope": "value", "process_group": []}, "needs no other process"),
+    ],
+)
+def test_settings_are_checked_at_once(settings, message):
+    _, optimizer = made()
+    with pytest.raises(ValueError, match=message):
+        clip_at_step(optimizer, 1.0, **settings)
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+@EACH
+def test_thresholds_of_groups_are_refused(scope):
+    optimizer = torch.optim.SGD([{"params": [torch.nn.Parameter(torch.zeros(2))], "max_norm": 1.0}], lr=1.0)
+    with pytest.raises(ValueError, match="a parameter group has 'max_norm'"):
+        clip_at_step(optimizer, 1.0, scope=scope)
+
+
+@EACH
+def test_a_guard_expects_no_bound_of_all_gradients(scope):
+    model, optimizer = made()
+    with clip_at_step(optimizer, 1.0, scope=scope) as clipping, gradclip.guard(optimizer, clipping) as watched:
+        for _ in range(3):
+            optimizer.zero_grad()
+            (model(torch.ones(4, 3)) ** 2).sum().backward()
+            optimizer.step()
+        assert watched.reports == []
+
+
+@EACH
+@pytest.mark.parametrize("overflow", [False, True])
+def test_a_scaler(scope, overflow):
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    model, optimizer = made()
+    before = weights(model)
+    clipping = clip_at_step(optimizer, 1.0, scope=scope)
+    scaler.scale(model(torch.full((4, 3), math.inf if overflow else 1.0)).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert torch.equal(model.weight, before[0]) is overflow
+    assert clipping.steps == (0 if overflow else 1)
+
+
+@EACH
+def test_a_closure(scope):
+    model, optimizer = made()
+    clipping = clip_at_step(optimizer, 1.0, scope=scope)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.ones(4, 3)).sum()
+        loss.backward()
+        return loss
+
+    before = weights(model)[1]
+    optimizer.step(closure)
+    assert clipping.steps == 1
+    assert (before - model.bias).abs().max() <= 1.0 + 1e-6
