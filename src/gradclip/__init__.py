@@ -8,7 +8,7 @@ Clip the gradients of parameters in place, between `backward()` and `step()`
   each row or filter by its own norm                     clip_grad_unit_norm_(parameters, max_norm)
   each row or filter, relative to its weights (AGC)      adaptive_grad_clip_(parameters)
   each element                                           clip_grad_value_(parameters, clip_value)
-  at each step of an optimizer, in any trainer           clip_at_step(optimizer, max_norm)
+  any of these at each step, also in trainers            clip_at_step(optimizer, max_norm)
 
 Clip a tree of arrays: returns new arrays and, except by value, the norm before clipping
   by their global norm                                   clip_by_global_norm(tree, max_norm)

@@ -73,6 +73,29 @@ def test_automatic_optimization(make, accumulated):
     assert callback.clipping[0].steps == 12 // accumulated
 
 
+SCOPES = {
+    "layer": lambda parameters: gradclip.clip_grad_layer_norm_(parameters, 0.1),
+    "value": lambda parameters: gradclip.clip_grad_value_(parameters, 0.1),
+    "agc": lambda parameters: gradclip.adaptive_grad_clip_(parameters, 0.1, 0.01),
+}
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_other_scopes(scope):
+    class ByHand(Net):
+        def on_before_optimizer_step(self, optimizer):
+            SCOPES[scope](self.parameters())
+
+    net, by_hand, plain = (kind(OPTIMIZERS["SGD"]) for kind in (Net, ByHand, Net))
+    fitted = trainer(ClipCallback(0.1, scope=scope, eps=0.01 if scope == "agc" else None))
+    fitted.fit(net, data())
+    trainer().fit(by_hand, data())
+    trainer().fit(plain, data())
+    assert all(map(torch.equal, net.parameters(), by_hand.parameters()))
+    assert not any(map(torch.equal, net.parameters(), plain.parameters()))
+    assert set(fitted.callback_metrics) == (set() if scope == "value" else {"grad_norm"})
+
+
 def test_without_the_callback_nothing_clips():
     """The check above can fail."""
     net = Net(OPTIMIZERS["SGD"])

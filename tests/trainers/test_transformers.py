@@ -71,6 +71,19 @@ def check(recorded, runner, max_norm, steps=8):
     assert {type(one[name]) for one in logged for name in ("grad_norm", "grad_norm_clipped", "clip_share")} == {float}
 
 
+def test_another_scope(tmp_path):
+    runners = []
+    for callback in (ClipCallback(0.01, scope="value"), None):
+        runner = trainer(tmp_path, *filter(None, [callback]), make=lambda p: torch.optim.SGD(p, lr=0.1))
+        if callback is None:
+            parameters = list(runner.model.parameters())
+            runner.optimizer.register_step_pre_hook(lambda *_, given=parameters: gradclip.clip_grad_value_(given, 0.01))
+        runner.train()
+        runners.append(runner)
+    assert all(map(torch.equal, *(one.model.parameters() for one in runners)))
+    assert all("clip_share" not in one for one in runners[0].state.log_history)
+
+
 def between(norms):
     """Return a threshold that some of the norms exceed."""
     return sorted(norms)[len(norms) // 2] * 1.0001
@@ -194,7 +207,8 @@ class StopAt(TrainerCallback):
 def test_a_fixed_threshold_is_restored_with_the_other_callbacks(tmp_path):
     trainer(tmp_path, ClipCallback(0.25, nonfinite="skip"), save_steps=4, max_steps=4).train()
     saved = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())["stateful_callbacks"]
-    assert saved["ClipCallback"]["args"] == {"max_norm": 0.25, "ord": 2, "nonfinite": "skip"}
+    settings = {"max_norm": 0.25, "ord": 2, "scope": "global", "eps": None, "nonfinite": "skip"}
+    assert saved["ClipCallback"]["args"] == settings
     runner = trainer(tmp_path, ClipCallback(7.0), save_steps=4, restore_callback_states_from_checkpoint=True)
     runner.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     (callback,) = (one for one in runner.callback_handler.callbacks if isinstance(one, ClipCallback))
