@@ -206,6 +206,43 @@ def shards_of_fsdp2_share_one_norm():
         assert clipping.max_norm.num_skipped == by_hand.num_skipped == 1
 
 
+def other_scopes_clip_shards_of_fsdp2():
+    calls = {
+        "layer": gradclip.clip_grad_layer_norm_,
+        "unit": gradclip.clip_grad_unit_norm_,
+        "value": gradclip.clip_grad_value_,
+        "agc": gradclip.adaptive_grad_clip_,
+    }
+    for scope, call in calls.items():
+        torch.manual_seed(0)
+        ours, theirs = torch.nn.Linear(6, 4), torch.nn.Linear(6, 4)
+        theirs.load_state_dict(ours.state_dict())
+        fully_shard(ours, mesh=init_device_mesh("cpu", (WORLD,)))
+        one, other = (torch.optim.SGD(model.parameters(), lr=0.1) for model in (ours, theirs))
+        clipping = clip_at_step(one, 0.5, scope=scope, nonfinite="skip")
+        for scale in (1.0, math.nan, 2.0):
+            for model in (ours, theirs):
+                model.zero_grad()
+                model(torch.full((1, 6), scale)).sum().backward()
+            one.step()
+            if scale < math.inf:
+                norm = gradclip.grad_norm(theirs.parameters())
+                call(theirs.parameters(), 0.5)
+                other.step()
+        for mine, whole in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(mine.full_tensor(), whole, rtol=1e-5, atol=1e-6)
+        assert clipping.norm == (pytest.approx(norm.item(), rel=1e-6) if scope == "layer" else None)
+
+
+def scopes_that_differ_are_refused():
+    for other in ({"scope": "unit"}, {}):
+        _, optimizer = descent()
+        scope = {"scope": "layer"} if dist.get_rank() else other
+        with pytest.raises(ValueError, match="the processes passed different arguments: scope is"):
+            clip_at_step(optimizer, 1.0, process_group=dist.group.WORLD, **scope)
+        clip_at_step(optimizer, 1.0)
+
+
 def grouped(own):
     """Return two shards of a tensor each, of which the second group has the threshold `own`; "" for none."""
     mesh = init_device_mesh("cpu", (WORLD,))
