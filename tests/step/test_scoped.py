@@ -96,11 +96,12 @@ def test_skip_skips_the_whole_step(scope, bad):
 def test_raise_names_the_gradient(scope):
     model, optimizer = made()
     before = weights(model)
-    clip_at_step(optimizer, 1.0, scope=scope, nonfinite="raise")
+    clipping = clip_at_step(optimizer, 1.0, scope=scope, nonfinite="raise")
     give(model)
     model.bias.grad[0] = math.nan
     with pytest.raises(FloatingPointError, match="bias"):
         optimizer.step()
+    assert (clipping.steps, clipping.norm, clipping.threshold) == (0, None, None)
     assert all(map(torch.equal, weights(model), before))
 
 

@@ -33,11 +33,16 @@ class ScopedClipping(ClippingBeforeStep):
         return {} if self.norm is None or not self.steps else {"grad_norm": self.norm}
 
     def _clip_unscaled(self, optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
-        self.threshold, self.steps = self._checked(self._max_norm), self.steps + 1
+        threshold = self._checked(self._max_norm)
         if self._skips_all(groups):
             for parameter in all_of(groups):
                 parameter.grad = None
-            return
+        else:
+            self.norm = self._clip_parts(optimizer, groups, threshold)
+        self.threshold, self.steps = threshold, self.steps + 1
+
+    def _clip_parts(self, optimizer: Optimizer, groups: list[dict[str, Any]], threshold: float) -> torch.Tensor | None:
+        """Clip each part by its own norm; return the norm of all, as far as it is known."""
         request = self._request
         policy = request.nonfinite
         if policy.blanks or (policy.raises and "found_inf" in vars(optimizer)):  # what is not finite skips the step
@@ -45,15 +50,15 @@ class ScopedClipping(ClippingBeforeStep):
         plain = not policy.raises and request.choice is EVERY
         given = listed_if_plain(groups) if plain else groups
         if request.scope == "value":
-            clip_grad_value_(given, self.threshold, where=request.where, integers=request.integers)
-            return
+            clip_grad_value_(given, threshold, where=request.where, integers=request.integers)
+            return None
         settings: dict[str, Any] = {"ord": request.order.p, "nonfinite": policy.name, **request.arguments}
         if request.scope == "agc":
-            norms = adaptive_grad_clip_(given, self.threshold, request.eps, **settings)
+            norms = adaptive_grad_clip_(given, threshold, request.eps, **settings)
         else:
             clip = clip_grad_layer_norm_ if request.scope == "layer" else clip_grad_unit_norm_
-            norms = clip(given, self.threshold, **settings)
-        self.norm = self._norm_of_all(groups, norms)
+            norms = clip(given, threshold, **settings)
+        return self._norm_of_all(groups, norms)
 
     def _skips_all(self, groups: list[dict[str, Any]]) -> bool:
         """Return whether to skip the step, because gradients are not finite. It reads them all, and waits."""
