@@ -10,19 +10,11 @@ import gradclip
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "arguments.md"
 MARKS = ("<!-- table: written by scripts/arguments.py -->\n", "<!-- end of table -->")
-LIBRARIES = ("brainstate", "declearn", "deepspeed", "jax_privacy", "keras", "lucid", "megatron", "optax", "tensorflow")
-MODULES = tuple(f"gradclip.integrations.{name}" for name in (*LIBRARIES, "torch"))
-"""Those that import in the environment of the tests. The callbacks and Flower's names need others."""
+LIBRARIES = ("brainstate", "declearn", "jax_privacy", "keras", "lucid", "optax", "tensorflow")
+MODULES = tuple(f"gradclip.integrations.{name}" for name in ("torch", *LIBRARIES))
+"""Those that import in the environment of the tests, PyTorch before TensorFlow. Callbacks and Flower need others."""
 RESULTS = ("ClippedFunction", "MaxNormSearch", "NativeStatus", "PartialNorm", "SensitivityReport", "UpdateCheck")
 """Classes whose objects calls return, beside the named tuples: nobody else makes them."""
-INTERNAL = {
-    "AdaptiveThreshold": {"clip", "for_order", "check_order", "observe", "shown"},
-    "Monitor": {"watching", "watched", "missed", "of_group"},
-    "QuantileRule": {"given"},
-    "SteadyRule": {"holding"},
-    "UpdateCheck": {"refused", "in_words"},
-}
-"""Methods that gradclip itself calls."""
 
 
 def functions(module):
@@ -42,9 +34,9 @@ def methods():
         kind = getattr(gradclip, name)
         if not isinstance(kind, type) or issubclass(kind, Exception):
             continue
-        for method in vars(kind):
+        for method in dir(kind):
             one = getattr(kind, method)
-            usual = method.startswith("_") or method in INTERNAL.get(name, ()) or hasattr(tuple, method)
+            usual = method.startswith("_") or hasattr(tuple, method)
             if callable(one) and not usual:
                 found[f"{name}.{method}"] = one
     return found

@@ -27,17 +27,15 @@ REPLACES = {
     "tensorflow.clip_by_global_norm": "tf",
     "tensorflow.clip_by_norm": "tf",
     "tensorflow.clip_by_value": "tf",
-    "torch.clip_at_step": "clip_grad_norm_",
     "torch.clip_grad_norm_": "torch.nn.utils",
     "torch.clip_grad_value_": "torch.nn.utils",
     "torch.clip_grads_with_norm_": "torch.nn.utils",
-    "torch.clip_in_backward": "clip_grad_norm_",
-    "torch.fold_into": "clip_grad_norm_",
     "torch.get_total_norm": "torch.nn.utils",
 }
 # Words that do not have one default, and why.
 SEVERAL_DEFAULTS = {
     **dict.fromkeys(("factor", "quantile", "window", "initial", "lower", "upper"), "each rule has levels of its own"),
+    "eps": "clip_at_step has it for AGC alone",
     "microbatch_size": "explain_spike makes every gradient, in small batches",
     "method": "explain_spike makes every gradient",
     "nonfinite": "an example that is not finite is left out, a step is not",

@@ -28,7 +28,7 @@ INTERNAL = re.compile(
     r"gradclip[./]_src|gradclip[./]integrations[./]_|\b(?:core|monitor|private|thresholds|updates)/[\w/]+\.py"
 )
 # What attaches to optimizers. Their handles have no public place yet.
-OF_STEPS = ("clip_at_step", "clip_in_backward", "fold_into")
+OF_STEPS = ()
 # These have a proof whose code they name.
 OF_PROOFS = ("architecture", "bound", "per-example", "accelerators")
 
@@ -60,8 +60,10 @@ def monitor():
     made = gradclip.Monitor(layers_every=1, callback=print)
     made.callback = None
     for step in range(9):
-        made.record(1.0, 2.0, {"a": 0.6, "b": 0.8}, loss=step)
-    made.record(torch.tensor(100.0), 2.0, {"a": torch.tensor(60.0), "b": torch.tensor(80.0)}, context=["batch", 9])
+        made.record(1.0, 2.0, layer_norms={"a": 0.6, "b": 0.8}, loss=step)
+    made.record(
+        torch.tensor(100.0), 2.0, layer_norms={"a": torch.tensor(60.0), "b": torch.tensor(80.0)}, context=["batch", 9]
+    )
     made.note(loss=0.25, context="next")
     parameter = torch.nn.Parameter(torch.ones(3))
     parameter.grad = torch.ones(3)
@@ -82,7 +84,9 @@ def of_history(rule):
 
 def report():
     summed = gradclip.clipped_sum_sensitivity(1.0, batch_size=4)
-    return gradclip.check_sensitivity(lambda grads: gradclip.per_example_clip(grads, 1.0)[0], np.ones((4, 2)), summed)
+    return gradclip.check_sensitivity(
+        lambda grads: gradclip.per_example_clip(grads, 1.0)[0], np.ones((4, 2)), sensitivity=summed
+    )
 
 
 def state_of(transformation):
@@ -109,7 +113,7 @@ MADE = {
     "Sensitivity": lambda: private_run().sensitivity,
     "SensitivityReport": report,
     "Spike": lambda: monitor().spikes[0],
-    "SpikeExplanation": lambda: gradclip.explain_spike(loss, jnp.ones(3), jnp.ones((4, 3))),
+    "SpikeExplanation": lambda: gradclip.explain_spike(loss, jnp.ones(3), batch=jnp.ones((4, 3))),
     "SpreadRule": gradclip.SpreadRule,
     "SteadyHistory": lambda: of_history(gradclip.SteadyRule()),
     "SteadyRule": gradclip.SteadyRule,

@@ -4,7 +4,7 @@
 |---|---|
 | arguments | `Threshold`, `Thresholds`, `NamedThresholds`, `Parameters`, `Where`, `UnitAxis`, `AxisName`, `Mask`, ... |
 | words | `Ord`, `Policy`, `Integers`, `RuleName`, `Relation`, `Unit`, `Method`, `OnMistake` |
-| what attaching returns | `StepClipping`, `ClippedInBackward`, `StepGuard` |
+| what attaching returns | `StepClipping`, `EngineClipping`, `ClippedInBackward`, `StepGuard` |
 | records of a `Monitor` | `Step`, `Counts`, `Columns`, `Layers`, `LayerTable`, `LayerOfSpike`, `Advice`, `Candidate` |
 | records of other calls | `Trial`, `Example`, `LayerOfExample`, `SensitivityCase`, `Plan`, `PlannedLeaf` |
 """
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradclip._src.annotations import (
     AxisName,
+    Dataclass,
     Dtype,
     HasDtype,
     HasGrad,
@@ -23,6 +24,7 @@ from gradclip._src.annotations import (
     Meshes,
     Method,
     NamedThresholds,
+    Node,
     Ord,
     Parameters,
     Policy,
@@ -30,6 +32,7 @@ from gradclip._src.annotations import (
     Relation,
     RuleName,
     Scalar,
+    Several,
     StepPolicy,
     SumDtype,
     Threshold,
@@ -49,8 +52,10 @@ if TYPE_CHECKING:
     from gradclip._src.monitor.records import Columns, Counts, LayerOfSpike, Layers, LayerTable, Step
     from gradclip._src.private.audit.self_test import SensitivityCase
     from gradclip._src.private.ghost.plan import Plan, PlannedLeaf
+    from gradclip._src.step.engine import EngineClipping
     from gradclip._src.step.handle import StepClipping
     from gradclip._src.step.in_backward import ClippedInBackward
+    from gradclip._src.thresholds.following import FollowingRule
     from gradclip._src.thresholds.search.trials import Trial
 
 __all__ = [
@@ -60,8 +65,11 @@ __all__ = [
     "ClippedInBackward",
     "Columns",
     "Counts",
+    "Dataclass",
     "Dtype",
+    "EngineClipping",
     "Example",
+    "FollowingRule",
     "HasDtype",
     "HasGrad",
     "HasItemsize",
@@ -74,6 +82,7 @@ __all__ = [
     "Meshes",
     "Method",
     "NamedThresholds",
+    "Node",
     "OnMistake",
     "Ord",
     "Parameters",
@@ -85,6 +94,7 @@ __all__ = [
     "RuleName",
     "Scalar",
     "SensitivityCase",
+    "Several",
     "Step",
     "StepClipping",
     "StepGuard",
@@ -106,7 +116,9 @@ _WHEN_USED = {
     "ClippedInBackward": "gradclip._src.step.in_backward",
     "Columns": "gradclip._src.monitor.records",
     "Counts": "gradclip._src.monitor.records",
+    "EngineClipping": "gradclip._src.step.engine",
     "Example": "gradclip._src.explained",
+    "FollowingRule": "gradclip._src.thresholds.following",
     "LayerOfExample": "gradclip._src.explained",
     "LayerOfSpike": "gradclip._src.monitor.records",
     "LayerTable": "gradclip._src.monitor.records",

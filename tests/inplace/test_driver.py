@@ -27,7 +27,7 @@ def test_ordinary_gradients():
     parameters = {name: torch.nn.Parameter(torch.zeros(x.shape, dtype=torch.float64)) for name, x in made().items()}
     for parameter, x in zip(parameters.values(), made().values(), strict=True):
         parameter.grad = torch.tensor(x)
-    params, each = ParameterList.of(parameters), gradclip.Monitor(layers_every=1).watching()
+    params, each = ParameterList.of(parameters), gradclip.Monitor(layers_every=1)._watching()
     assert clip_each(look.gradients(params.parameters), 6.5, Order(2.0), params, each) == 13.0
     assert list(each.names) == ["w", "b"]
     np.testing.assert_allclose(each.norms, [5.0, 12.0])

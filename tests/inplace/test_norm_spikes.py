@@ -73,7 +73,7 @@ def test_another_error_leaves_no_record_and_the_note():
 
 def test_no_layers_are_measured_if_no_spikes_are_kept():
     monitor = run("drop", math.nan, keep_spikes=0)
-    assert (monitor.spikes, monitor.num_nonfinite, monitor.watching()) == ([], 1, None)
+    assert (monitor.spikes, monitor.num_nonfinite, monitor._watching()) == ([], 1, None)
 
 
 def test_a_monitor_that_keeps_one_step_finds_the_same_spike():

@@ -6,8 +6,8 @@ import structure
 
 # Rooms of one line do not import each other, and none imports a room of a line below it.
 LAYERS = [
-    {"advice", "annotations", "public"},
-    {"flush_mode", "json_text", "native", "words"},
+    {"advice", "public"},
+    {"annotations", "flush_mode", "json_text", "native", "words"},
     {"core", "tree"},
     {"backends"},
     {"passed", "thresholds", "versions"},

@@ -146,7 +146,9 @@ def test_a_threshold_of_a_pattern_follows_one_optimizer():
 
 
 @pytest.mark.parametrize("fused", [None, True])
-@pytest.mark.parametrize("where", ["weight", ["w*"], lambda name: name != "bias"], ids=str)
+@pytest.mark.parametrize(
+    "where", ["weight", ["w*"], lambda name: name != "bias"], ids=["a name", "patterns", "a function"]
+)
 def test_only_what_is_chosen_is_clipped(where, fused):
     model, optimizer = made(fused=fused)
     monitor = gradclip.Monitor()

@@ -60,7 +60,7 @@ def test_each_gradient_gets_the_bits_of_a_call_for_it_alone(dtype, ord, special)
     given[7] = given[7] if special is None else special
     thresholds = {"clipped": 0.5, "kept": 1e4}
     params = {name: torch.nn.Parameter(torch.zeros_like(given)) for name in thresholds}
-    clipping = clip_in_backward(params, thresholds, ord, nonfinite="zero")
+    clipping = clip_in_backward(params, thresholds, ord=ord, nonfinite="zero")
     torch.autograd.backward([(p * given.conj()).sum().real for p in params.values()])
     for name, p in params.items():
         alone = torch.nn.Parameter(torch.zeros_like(given))
@@ -124,7 +124,7 @@ def test_the_norm_of_all_is_at_most_the_threshold_exactly(dtype, ord):
         ]
         params = [torch.nn.Parameter(torch.zeros_like(value)) for value in values]
         threshold = 10.0 ** rng.uniform(-2, 4)
-        clip_in_backward(params, threshold, ord)
+        clip_in_backward(params, threshold, ord=ord)
         sum((p * value).sum() for p, value in zip(params, values, strict=True)).backward()
         assert at_most([p.grad.double().numpy() for p in params], ord, threshold)
 

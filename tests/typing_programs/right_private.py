@@ -39,15 +39,15 @@ def given_gradients(grads: dict[str, Float], mask: Mask, rule: RuleName) -> dict
 
 def with_noise(summed: dict[str, Float], relation: Relation) -> dict[str, Float]:
     sensitivity = gradclip.clipped_sum_sensitivity({"w": 3.0}, relation, partial_sums_in="bfloat16")
-    return gradclip.add_noise(summed, sensitivity, 1.1, rng="system")
+    return gradclip.add_noise(summed, sensitivity, noise_multiplier=1.1)
 
 
 def checked(examples: Float) -> gradclip.SensitivityReport:
-    return gradclip.check_sensitivity(lambda x: x, examples, 1.0, dtypes=["float16"], trials=3)
+    return gradclip.check_sensitivity(lambda x: x, examples, sensitivity=1.0, dtypes=["float16"], trials=3)
 
 
 def audited(scores: Float, included: list[bool]) -> float:
-    return gradclip.audited_epsilon(scores, included, 10, delta=1e-5)
+    return gradclip.audited_epsilon(scores, included, guesses=10, delta=1e-5)
 
 
 def at_a_quantile() -> gradclip.PrivateQuantile:
@@ -57,7 +57,7 @@ def at_a_quantile() -> gradclip.PrivateQuantile:
 def a_threshold() -> gradclip.AdaptiveThreshold:
     gradclip.AdaptiveThreshold()
     gradclip.AdaptiveThreshold(gradclip.SpreadRule(window=64))
-    return gradclip.AdaptiveThreshold(gradclip.QuantileRule(1, 0.9, 1_000), skip_above=5)
+    return gradclip.AdaptiveThreshold(gradclip.QuantileRule(1, 0.9, window=1_000), skip_above=5)
 
 
 def a_search() -> tuple[Trial, ...]:
@@ -80,7 +80,7 @@ def a_monitor(path: Path) -> Advice:
 
 
 def a_spike(params: Array, batch: tuple[Array, Array]) -> gradclip.SpikeExplanation:
-    return gradclip.explain_spike(loss, params, batch)
+    return gradclip.explain_spike(loss, params, batch=batch)
 
 
 def mistakes() -> None:

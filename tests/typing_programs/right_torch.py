@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import gradclip
-from gradclip.typing import ClippedInBackward, HasGrad, Policy, StepGuard, Threshold
+from gradclip.typing import ClippedInBackward, EngineClipping, HasGrad, Policy, StepClipping, StepGuard, Threshold
 
 
 def one_model(model: nn.Module) -> float:
@@ -123,3 +123,9 @@ def per_example(model: nn.Module, x: Tensor) -> Any:
         return summed
 
     return gradclip.clipped_grad(loss, 1.0)(dict(model.named_parameters()), x)
+
+
+def at_each_step(optimizer: torch.optim.Optimizer) -> StepClipping | EngineClipping:
+    with gradclip.clip_at_step(optimizer, {"*.bias": 1.0, "*": None}, nonfinite="skip", fused=False) as handle:
+        handle.numbers()
+    return gradclip.clip_at_step(optimizer, 0.01, scope="agc", eps=1e-3)

@@ -74,7 +74,7 @@ def passed_on(tree: dict[str, Array], max_norm: Thresholds, where: Where) -> dic
 
 def units(tree: dict[str, Array], params: dict[str, Array]) -> dict[str, Array]:
     gradclip.clip_by_unit_norm(tree, 1.0, unit_axis=(0, 1))
-    return gradclip.adaptive_grad_clip(tree, params, 0.01)[0]
+    return gradclip.adaptive_grad_clip(tree, params, clipping=0.01)[0]
 
 
 def chosen(tree: dict[str, Array]) -> np.floating[Any]:

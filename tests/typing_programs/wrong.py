@@ -34,15 +34,16 @@ def keywords(model: nn.Module, tree: dict[str, Array]) -> None:
     gradclip.clip_grad_layer_norm_(model.parameters(), 1.0, monitr=None)  # wrong
     gradclip.clip_grad_norm_(model.parameters())  # wrong
     gradclip.clip_by_global_norm(tree)  # wrong
-    gradclip.PoissonBatches(1000, 0.1, 60, padding=4)  # wrong
+    gradclip.PoissonBatches(1000, 0.1, steps=60, padding=4)  # wrong
 
 
 def words(model: nn.Module, tree: dict[str, Array], name: str) -> None:
     gradclip.clip_grad_norm_(model.parameters(), 1.0, nonfinite="ignore")  # wrong
+    gradclip.clip_grad_norm_(model.parameters(), 1.0, nonfinite="skip")  # wrong
     gradclip.clip_by_global_norm(tree, 1.0, nonfinite="bogus")  # wrong
     gradclip.clip_by_global_norm(tree, 1.0, nonfinite=name)  # wrong
     gradclip.clip_by_global_norm(tree, 1.0, ord="two")  # wrong
-    gradclip.clip_by_global_norm(tree, 1.0, integers="drop")  # wrong
+    gradclip.clip_by_global_norm(tree, 1.0, integers="leave")  # wrong
     gradclip.clip_grad_unit_norm_(model.parameters(), 1.0, unit_axis="rows")  # wrong
     gradclip.per_example_clip(tree, 1.0, rule="clp")  # wrong
     gradclip.per_example_clip(tree, 1.0, sum_dtype="float16")  # wrong
@@ -50,7 +51,7 @@ def words(model: nn.Module, tree: dict[str, Array], name: str) -> None:
     gradclip.clipped_grad(max, 1.0, unit="client")  # wrong
     gradclip.clipped_fun(max, 1.0).sensitivity("swap")  # wrong
     gradclip.clipped_sum_sensitivity(1.0, summed_in="bfloat16")  # wrong
-    gradclip.Sensitivity(1.0, "client", "zero_out")  # wrong
+    gradclip.Sensitivity(1.0, "client", relation="zero_out")  # wrong
 
 
 def thresholds(model: nn.Module, tree: dict[str, Array]) -> None:
@@ -71,10 +72,13 @@ def what_is_given(model: nn.Module, optimizer: torch.optim.Optimizer, tree: dict
     gradclip.clip_grad_norm_(model.parameters, 1.0)  # wrong
     gradclip.clip_grad_norm_(model.parameters(), 1.0, monitor=True)  # wrong
     gradclip.guard(model.parameters(), 1.0)  # wrong
+    gradclip.clip_at_step(optimizer, 1.0, scope="layers")  # wrong
+    gradclip.clip_at_step(optimizer, 1.0, nonfinite="drop")  # wrong
+    gradclip.clip_at_step(optimizer, 1.0, fused="always")  # wrong
     gradclip.clipped_grad(3, 1.0)  # wrong
     gradclip.per_example_clip(tree, 1.0, mask=[0.5])  # wrong
     gradclip.clip_by_global_norm(tree, 1.0, axis_name=["a"])  # wrong
-    gradclip.check_sensitivity(3, tree, 1.0)  # wrong
+    gradclip.check_sensitivity(3, tree, sensitivity=1.0)  # wrong
 
 
 def results(model: nn.Module, tree: dict[str, Array], grad: Tensor) -> Any:

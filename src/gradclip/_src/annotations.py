@@ -20,6 +20,8 @@ from typing import (
 
 import numpy as np
 
+from gradclip._src.public import record
+
 if TYPE_CHECKING:
     from jax import Array
     from torch import Tensor
@@ -39,6 +41,7 @@ Threshold: TypeAlias = float | SupportsFloat
 """A number, or a scalar array of any framework; it may be traced."""
 
 
+@record
 @runtime_checkable
 class Dataclass(Protocol):
     """An instance of a dataclass, such as a tree of Flax, Equinox or chex."""
@@ -46,6 +49,7 @@ class Dataclass(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
+@record
 @runtime_checkable
 class Node(Protocol):
     """An instance of a class that `register_pytree_node_class` of JAX or optree takes."""
@@ -79,6 +83,7 @@ AxisName: TypeAlias = Hashable
 """The name of a mesh axis, a tuple of names, or None."""
 
 
+@record
 @runtime_checkable
 class HasDtype(Protocol):
     """An array of any framework."""
@@ -90,6 +95,7 @@ class HasDtype(Protocol):
     def shape(self) -> Any: ...
 
 
+@record
 @runtime_checkable
 class HasGrad(Protocol[T_co]):
     """A parameter: an object whose `.grad` is its gradient, an array or None."""
@@ -98,6 +104,7 @@ class HasGrad(Protocol[T_co]):
     def grad(self) -> T_co | None: ...
 
 
+@record
 @runtime_checkable
 class Several(Protocol[T_co]):
     """What can be iterated. Unlike an `Iterable`, pydantic passes it on as it is."""
@@ -105,6 +112,7 @@ class Several(Protocol[T_co]):
     def __iter__(self) -> Iterator[T_co]: ...
 
 
+@record
 @runtime_checkable
 class HasItemsize(Protocol):
     """A dtype of NumPy or PyTorch."""

@@ -18,6 +18,8 @@ def public_in(module: str = "") -> Callable[[T], T]:
             _with_types(found)
             if "__firstlineno__" in vars(found):  # or Python 3.13 shows a line of the public module as its source
                 del found.__firstlineno__  # type: ignore[attr-defined]
+        else:
+            _with_types_of_call(found)
         defined_in[found] = found.__module__
         found.__module__ = f"gradclip.{module}" if module else "gradclip"
         return found
@@ -33,6 +35,12 @@ def _with_types(found: type) -> None:
     as_text = {name: getattr(kind, "__forward_arg__", kind) for name, kind in stated.items()}  # of named tuples
     found.__annotations__ = as_text
     found.__annotations__ = inspect.get_annotations(found, locals={found.__name__: found}, eval_str=True)
+
+
+def _with_types_of_call(found: Callable[..., object]) -> None:
+    """Look up the types of a function's arguments, which are text. Help shows that text; pydantic reads the types."""
+    found.__signature__ = inspect.signature(found)  # type: ignore[attr-defined]
+    found.__annotations__ = inspect.get_annotations(inspect.unwrap(found), eval_str=True)
 
 
 public = public_in()

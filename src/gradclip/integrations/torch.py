@@ -24,7 +24,7 @@ import math
 import types
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradclip._src.annotations import Parameters, Policy
 from gradclip._src.backends import any_distributed
@@ -228,12 +228,14 @@ def _listed(parameters: Parameters) -> Parameters:
     return listed
 
 
-def __getattr__(name: str) -> Any:
-    """Say where a name is now that was here."""
-    if name in ("clip_at_step", "fold_into"):
-        # `from ... import` would replace an AttributeError by one without advice.
-        raise ImportError(f"{__name__} has no {name!r}. Use gradclip.clip_at_step(optimizer, max_norm).")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+if not TYPE_CHECKING:  # or a misspelt name would be right to type checkers
+
+    def __getattr__(name: str) -> Any:
+        """Say where a name is now that was here."""
+        if name in ("clip_at_step", "fold_into"):
+            # `from ... import` would replace an AttributeError by one without advice.
+            raise ImportError(f"{__name__} has no {name!r}. Use gradclip.clip_at_step(optimizer, max_norm).")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
 
 
 @contextlib.contextmanager

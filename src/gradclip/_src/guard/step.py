@@ -18,6 +18,7 @@ from gradclip._src.guard.settings import Handle, Settings, as_number, seems_a_ha
 from gradclip._src.guard.window import Window
 from gradclip._src.inplace.norm import grad_norm
 from gradclip._src.passed.parameters import ParameterList, have_thresholds, may_lack_gradients
+from gradclip._src.public import record
 from gradclip._src.step import heard
 from gradclip._src.step.attached import Attached, as_passed, many
 from gradclip._src.step.heard import ClipCall, infinities, unscaled
@@ -137,6 +138,7 @@ def _same(one: ClipCall, other: ClipCall) -> bool:
     return one.function == other.function and len(first) > 0 and len(second) > 0 and first[0] is second[0]
 
 
+@record
 class StepGuard(Attached):
     """A guard of one optimizer, until `remove()`. Print it for all that it has found.
 

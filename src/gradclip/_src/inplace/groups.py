@@ -280,7 +280,7 @@ def clip_by_parts(
         checked = [check_threshold(limit, part.told, backend=taken.backend) for limit, part in each_limit]
     asked = Clipping(checked, order, policy, CLIP)
     holders, backend = processes.holders(taken.backend), taken.backend
-    each = monitor.watching() if monitor is not None and alone else None
+    each = monitor._watching() if monitor is not None and alone else None
     with backend.precision():
         if each is not None:
             each.measure(backend, taken.arrays, order, taken.gradients.names_of_layers)
@@ -288,7 +288,7 @@ def clip_by_parts(
             norms = clip_jointly(taken, skips, places, asked, holders)
         except FloatingPointError:
             if monitor is not None:
-                monitor.missed(each)
+                monitor._missed(each)
             raise
         found = Found.of(taken, places, norms, order, holders)
         for number, (part, limit) in enumerate(zip(parts, checked, strict=True)):
@@ -373,9 +373,9 @@ def _record(
     for number, part in enumerate(parts):
         norm = found.of_part(number, told=True)
         if not part.common:
-            group = monitor.of_group(part.name)
-            group.watched(each and each.of(found.places[number], found.taken.backend.xp.stack))
+            group = monitor._of_group(part.name)
+            group._watched(each and each.of(found.places[number], found.taken.backend.xp.stack))
             group.record(norm, part.recorded, nonfinite=nonfinite)
         if number == step:
-            monitor.watched(each)
+            monitor._watched(each)
             monitor.record(norm, part.recorded, nonfinite=nonfinite)

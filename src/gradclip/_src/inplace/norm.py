@@ -443,12 +443,12 @@ class _Call(NamedTuple):
             call = self._replace(parameters=repeatable(self.parameters))
         if several_norms(call.parameters, max_norm):
             return call.by_parts(call.told(each=True), max_norm, monitor)
-        call = call._replace(each=monitor.watching() if self.alone else None)
+        call = call._replace(each=monitor._watching() if self.alone else None)
         try:
             norm = call.clip(max_norm)
         except FloatingPointError:
-            monitor.missed(call.each)
+            monitor._missed(call.each)
             raise
-        monitor.watched(call.each)
+        monitor._watched(call.each)
         monitor.record(norm, max_norm, nonfinite=self.nonfinite)
         return norm

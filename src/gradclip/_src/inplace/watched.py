@@ -42,19 +42,19 @@ def clip_watched(
     `watching` are the monitor, and whether no other processes are named: only then are the norms of layers recorded.
     """
     (monitor, alone), (gradients, backend, arrays) = watching, taken
-    each = monitor.watching() if alone else None
+    each = monitor._watching() if alone else None
     try:
         norms = clip_parts(taken, layout, thresholds, clipping, holders)
     except FloatingPointError:
         if each is not None:
             each.measure(backend, arrays, clipping.order, gradients.names_of_layers)
-        monitor.missed(each)
+        monitor._missed(each)
         raise
     if norms:
         xp, flat = _flat(backend, norms)
         if each is not None:
             each.put(xp.stack([of_all(xp, one, clipping.order) for one in flat]), _names(taken, layout))
-        monitor.watched(each)
+        monitor._watched(each)
         monitor.record(*_largest(backend, xp, flat, thresholds.values), nonfinite=clipping.nonfinite.name)
     return norms
 

@@ -196,15 +196,15 @@ class Monitor:
         """
         self._history.note(Note.of(loss, context, alone=True))
 
-    def watching(self) -> EachNorm | None:
+    def _watching(self) -> EachNorm | None:
         """Return what takes the norm of each gradient in the next call, for `watched`; None if not needed."""
         return self._history.watching()
 
-    def watched(self, each: EachNorm | None) -> None:
+    def _watched(self, each: EachNorm | None) -> None:
         """Take the norms of the gradients of the call that this thread records next."""
         self._history.note(Note(each=each))
 
-    def missed(self, each: EachNorm | None) -> None:
+    def _missed(self, each: EachNorm | None) -> None:
         """Take the norms of the gradients of a call that raised because they are not finite."""
         self._history.add(Pending.of_missed(), Note(each=each))
 
@@ -257,7 +257,7 @@ class Monitor:
         """The monitors of parameter groups, or of patterns of names, with thresholds of their own, by name."""
         return dict(self._groups)
 
-    def of_group(self, name: str) -> Monitor:
+    def _of_group(self, name: str) -> Monitor:
         """Return the monitor of a group with a threshold of its own; make it at the first call."""
         if name not in self._groups:
             tell = None if self.callback is None else partial(self._tell_of_group, name)
@@ -344,4 +344,4 @@ class Monitor:
         self._history.replace(loaded)
         self._groups = {}
         for name, one in groups.items():
-            self.of_group(name).load_state_dict(one)
+            self._of_group(name).load_state_dict(one)

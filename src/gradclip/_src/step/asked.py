@@ -1,7 +1,7 @@
 """What `clip_at_step` is asked for besides the threshold."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args, runtime_checkable
 
 from gradclip._src.annotations import Integers, Meshes, Ord, ProcessGroups, StepPolicy, Threshold, Where
 from gradclip._src.core.nonfinite import Nonfinite
@@ -20,6 +20,7 @@ def each_threshold(max_norm: object) -> tuple[Any, ...]:
     return tuple(max_norm.values()) if isinstance(max_norm, Mapping) else (max_norm,)
 
 
+@runtime_checkable
 class Steps(Protocol):
     """An optimizer, what is wrapped around one, or a training engine."""
 

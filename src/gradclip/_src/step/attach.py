@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gradclip._src.annotations import (
     Integers,
@@ -14,16 +14,20 @@ from gradclip._src.annotations import (
     Threshold,
     Where,
 )
+from gradclip._src.monitor.monitor import Monitor
+from gradclip._src.public import public
 from gradclip._src.step.asked import Asked, Fused, Scope, Steps
 from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip._src.words import with_advice
 
 if TYPE_CHECKING:
-    from gradclip._src.monitor.monitor import Monitor
     from gradclip._src.step.engine import EngineClipping
     from gradclip._src.step.handle import StepClipping
+else:
+    EngineClipping = StepClipping = Any  # these import PyTorch
 
 
+@public
 @with_advice
 def clip_at_step(
     optimizer: Steps,

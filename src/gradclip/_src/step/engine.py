@@ -20,6 +20,7 @@ from gradclip._src.core.nonfinite import Nonfinite
 from gradclip._src.core.norms import Order
 from gradclip._src.core.rules import Seen
 from gradclip._src.passed.arguments import check_monitor, check_threshold
+from gradclip._src.public import record
 from gradclip._src.step.attached import Attached, as_passed, many
 from gradclip._src.step.handle import check_free, claim
 from gradclip._src.thresholds.holder import AdaptiveThreshold
@@ -32,6 +33,7 @@ _ROUNDING = 1e-3  # by which norms may differ between ranks
 _FAILED = 0.0  # what a rank without a threshold sends
 
 
+@record
 class EngineClipping(Attached):
     """Clipping in the steps of one training engine, until `remove()`.
 

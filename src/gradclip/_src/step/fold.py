@@ -68,14 +68,14 @@ class FusedClipping(StepClipping):
         found_inf = given.get("found_inf") if self._scaled is None else given.get("found_inf", self._scaled.found())
         if isinstance(found_inf, int):  # the GradScaler's sum over no gradients
             found_inf = torch.zeros(())
-        each = None if self._monitor is None or not self._request.alone else self._monitor.watching()
+        each = None if self._monitor is None or not self._request.alone else self._monitor._watching()
         try:
             scale = given.get("grad_scale")
             measured = self._request.measured(optimizer, checked(self._max_norm), scale, found_inf, each)
         except BaseException as error:
             self._failed(optimizer)
             if self._monitor is not None and isinstance(error, FloatingPointError):
-                self._monitor.missed(each)
+                self._monitor._missed(each)
             raise
         lay_out_gradients(optimizer)
         self.norm, self._before, self._measured_last = measured.norm, given, measured
@@ -99,7 +99,7 @@ class FusedClipping(StepClipping):
             self._max_norm._observe(last.norm, last.max_norm, request.order, request.nonfinite, last.shown)
         self._stepped(last.norm, [StepPart.of(last.norm, self._max_norm, last.max_norm)])
         if self._monitor is not None:
-            self._monitor.watched(last.each)
+            self._monitor._watched(last.each)
             # GradScaler skips what is not finite.
             policy = (DROP if scaled else request.nonfinite).name
             self._monitor.record(last.norm, self._max_norm, nonfinite=policy)

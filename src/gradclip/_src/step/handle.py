@@ -18,6 +18,7 @@ from gradclip._src.core.pipeline import EachNorm
 from gradclip._src.distributed.processes import ONE_PROCESS, processes_of, telling
 from gradclip._src.monitor.monitor import Monitor
 from gradclip._src.passed.parameters import FOLLOWS, ParameterList, have_thresholds, may_lack_gradients
+from gradclip._src.public import record
 from gradclip._src.step.asked import Scope, each_threshold
 from gradclip._src.step.attached import Attached, as_passed, many
 from gradclip._src.step.heard import ScaledSteps
@@ -135,24 +136,24 @@ class PartsWatched:
         self.parts = [] if parts is None else parts
         self._monitor, self._common = monitor, common
 
-    def of_group(self, name: str) -> "PartsWatched":
+    def _of_group(self, name: str) -> "PartsWatched":
         """Return what stands for the monitor of a group."""
-        monitor = None if self._monitor is None else self._monitor.of_group(name)
+        monitor = None if self._monitor is None else self._monitor._of_group(name)
         return PartsWatched(monitor, common=True, parts=self.parts)
 
-    def watching(self) -> EachNorm | None:
+    def _watching(self) -> EachNorm | None:
         """Return what takes the norm of each gradient, if the monitor needs it."""
-        return None if self._monitor is None else self._monitor.watching()
+        return None if self._monitor is None else self._monitor._watching()
 
-    def watched(self, each: EachNorm | None) -> None:
+    def _watched(self, each: EachNorm | None) -> None:
         """Pass on the norms of the gradients."""
         if self._monitor is not None:
-            self._monitor.watched(each)
+            self._monitor._watched(each)
 
-    def missed(self, each: EachNorm | None) -> None:
+    def _missed(self, each: EachNorm | None) -> None:
         """Pass on the norms of the gradients of a call that raised."""
         if self._monitor is not None:
-            self._monitor.missed(each)
+            self._monitor._missed(each)
 
     def record(self, norm: Scalar, max_norm: Threshold | AdaptiveThreshold, *, nonfinite: Policy) -> None:
         """Take in what a call has clipped."""
@@ -184,6 +185,7 @@ def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
     return [{key: value for key, value in group.items() if key not in own} for group in optimizer.param_groups]
 
 
+@record
 class StepClipping(Attached):
     """Clipping at the steps of one optimizer, until `remove()`.
 

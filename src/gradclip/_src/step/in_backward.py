@@ -18,7 +18,7 @@ from gradclip._src.core.norms import Order
 from gradclip._src.inplace.norm import clip_grad_norm_
 from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.passed.parameters import ParameterList
-from gradclip._src.public import public_in
+from gradclip._src.public import public_in, record
 from gradclip._src.step.attached import Attached, as_passed, many
 from gradclip._src.step.heard import current_pass
 from gradclip._src.step.within import with_memory_of_its_own
@@ -28,6 +28,7 @@ Shares = Callable[[Mapping[str, int]], Mapping[str, float]]
 """Returns the thresholds of parameters from their numbers of elements, both by name."""
 
 
+@record
 class ClippedInBackward(Attached):
     """Clipping of parameters in the backward pass, until `remove()`, or until another call takes all of them over.
 
@@ -300,8 +301,8 @@ def _is_clipped(parameter: torch.Tensor | None) -> bool:
 def clip_in_backward(
     parameters: torch.nn.Module | Parameters,
     max_norm: Threshold | Mapping[str, Threshold],
-    ord: Ord | Order = 2,
     *,
+    ord: Ord = 2,
     nonfinite: Policy = "propagate",
 ) -> ClippedInBackward:
     """Make the backward pass clip the gradient of each parameter as soon as it is finished.

@@ -205,9 +205,9 @@ class SteadyRule(FollowingRule):
             norm: a scalar, or the norms of layers.
 
         """
-        return self.holding(super().observe(history, norm), history[2])
+        return self._holding(super().observe(history, norm), history[2])
 
-    def holding(self, seen: AnyHistory, held: Any) -> SteadyHistory:
+    def _holding(self, seen: AnyHistory, held: Any) -> SteadyHistory:
         """Return these norms with a threshold, moved to where it fits them."""
         norms, count = seen[:2]
         if of_one_norm(norms):

@@ -19,6 +19,7 @@ from gradclip._src.annotations import HasDtype, Scalar
 from gradclip._src.core.formats import FLOAT32, FLOAT64, dtype_name
 from gradclip._src.core.values import Array
 from gradclip._src.flush_mode import with_subnormals
+from gradclip._src.public import record
 from gradclip._src.thresholds.history import (
     AnyHistory,
     NormHistory,
@@ -33,6 +34,7 @@ from gradclip._src.thresholds.history import (
 from gradclip._src.words import with_advice
 
 
+@record
 @dataclass(frozen=True)
 class FollowingRule:
     """A rule that computes a threshold from the norms of past steps.

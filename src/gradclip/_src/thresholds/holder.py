@@ -120,6 +120,7 @@ class AdaptiveThreshold:
         """The number of steps skipped, by `skip_above` or by `nonfinite="drop"` and `"skip"`."""
         return int(self._counts["num_skipped"])
 
+    @with_advice
     def observe(self, norm: Scalar, *, ord: Ord = 2) -> None:
         """Take note of a step that was clipped to `next_max_norm` by other means.
 
@@ -269,7 +270,7 @@ class AdaptiveThreshold:
         for norm in reversed(state["norms"][: self.rule.window]):
             history = self.rule.observe(history, norm)
         if isinstance(self.rule, SteadyRule) and "held" in state:
-            history = self.rule.holding(history, float(state["held"]))
+            history = self.rule._holding(history, float(state["held"]))
         counts = {name: int(state[name]) for name in self._counts}
         self._order, self._history, self._counts = order or self._order, history, counts
         self.norm, self.max_norm = state["norm"], state["max_norm"]

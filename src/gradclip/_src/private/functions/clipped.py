@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from inspect import Parameter, Signature
 from typing import Any
 
 from gradclip._src.annotations import Mask
@@ -244,3 +245,9 @@ class ClippedFunction(FunctionSettings):
         if self.argnums is None:
             return differentiating(leaf for arg in args for leaf in flatten(arg).leaves)
         return framework_to_differentiate(args, self.argnums, self.batch_argnums)
+
+
+# `gradclip.clipped_grad` and `clipped_fun` make it: users do not pass its fields.
+ClippedFunction.__init__.__signature__ = Signature(  # type: ignore[attr-defined]
+    [Parameter("self", Parameter.POSITIONAL_ONLY), Parameter("fields", Parameter.VAR_KEYWORD)]
+)
