@@ -55,17 +55,16 @@ class Nonfinite:
     @classmethod
     def named(cls, nonfinite: object) -> Nonfinite:
         """Return the policy of a call with this name. Raises ValueError if it is not one of the four."""
-        return _named(nonfinite, _POLICIES, _NO_STEP)
+        if isinstance(nonfinite, str) and nonfinite in _POLICIES:
+            return _POLICIES[nonfinite]
+        raise _unknown(nonfinite, _POLICIES, _NO_STEP)
 
     @classmethod
     def of_steps(cls, nonfinite: object) -> Nonfinite:
         """Return the policy with this name, where a step can be skipped. Raises ValueError if it is not one of four."""
-        return _named(nonfinite, _OF_STEPS, _STEP)
-
-    @classmethod
-    def recorded(cls, nonfinite: object) -> Nonfinite:
-        """Return the policy that a call had, or a step. Raises ValueError if it is not one of the five."""
-        return _named(nonfinite, _POLICIES | _OF_STEPS, "")
+        if isinstance(nonfinite, str) and nonfinite in _OF_STEPS:
+            return _OF_STEPS[nonfinite]
+        raise _unknown(nonfinite, _OF_STEPS, _STEP)
 
     def check_visible(self, backend: Backend) -> None:
         """Raise a ValueError if the policy needs the values and the call is traced."""
@@ -102,18 +101,17 @@ ZERO = Nonfinite("zero", zeroes=True)
 DROP = Nonfinite("drop", blanks=True)
 _POLICIES: dict[str, Nonfinite] = {policy.name: policy for policy in (PROPAGATE, RAISE, ZERO, DROP)}
 _OF_STEPS = {"skip" if policy.blanks else name: policy for name, policy in _POLICIES.items()}
+AS_OF_A_CALL = {name: policy.name for name, policy in _OF_STEPS.items() if policy.name != name}
+"""The names of policies of steps that calls have under another name."""
 _NO_STEP = (
     " 'skip' is for gradclip.clip_at_step, which skips the step. Here 'drop' makes zeros, or leaves an example out."
 )
 _STEP = " 'drop' makes zeros, with which an optimizer still steps. Here the step can be skipped: pass 'skip'."
 
 
-def _named(nonfinite: object, policies: dict[str, Nonfinite], other: str) -> Nonfinite:
-    word = nonfinite if isinstance(nonfinite, str) else ""
-    if word in policies:
-        return policies[word]
-    why = other if word in _POLICIES or word in _OF_STEPS else ""
-    raise ValueError(f"nonfinite must be one of {', '.join(map(repr, policies))}, got {shown(nonfinite)}.{why}")
+def _unknown(nonfinite: object, policies: dict[str, Nonfinite], other: str) -> ValueError:
+    why = other if isinstance(nonfinite, str) and nonfinite in _POLICIES | _OF_STEPS else ""
+    return ValueError(f"nonfinite must be one of {', '.join(map(repr, policies))}, got {shown(nonfinite)}.{why}")
 
 
 OUTSIDE = "Call it outside jit and vmap, or pass nonfinite='drop' and check the returned norm."

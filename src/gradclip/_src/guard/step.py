@@ -77,7 +77,7 @@ class Skips:
                 self._follows = call.max_norm
                 self._later("before", counted - _skipped_by(call, call.max_norm), False)
             self._later("count", counted, False)
-        elif call is not None and Nonfinite.recorded(call.nonfinite).blanks and call.norm is not None:
+        elif call is not None and Nonfinite.named(call.nonfinite).blanks and call.norm is not None:
             self._later("norm", call.norm, by_scaler)
         else:
             self._later("flag", 0.0, by_scaler)
@@ -128,7 +128,7 @@ def _skipped_by(call: ClipCall, max_norm: AdaptiveThreshold) -> Any:
     norm = torch.as_tensor(call.norm)
     spike = norm > max_norm.skip_above * (math.inf if max_norm.max_norm is None else max_norm.max_norm)
     finite = torch.isfinite(norm)
-    skipped = (spike & finite) | ~finite if Nonfinite.recorded(call.nonfinite).blanks else spike & finite
+    skipped = (spike & finite) | ~finite if Nonfinite.named(call.nonfinite).blanks else spike & finite
     return skipped.to(torch.float32) if norm.device.type != "cpu" else float(skipped)
 
 

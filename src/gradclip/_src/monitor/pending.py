@@ -10,7 +10,7 @@ from gradclip._src.annotations import Policy, StepPolicy
 from gradclip._src.backends.on_host import fetched
 from gradclip._src.backends.registry import framework_of, known
 from gradclip._src.core.formats import dtype_name
-from gradclip._src.core.nonfinite import Nonfinite
+from gradclip._src.core.nonfinite import AS_OF_A_CALL, Nonfinite
 from gradclip._src.core.pipeline import EachNorm
 from gradclip._src.monitor.records import Handling, Layers, Step, nan_or, narrowed
 from gradclip._src.thresholds.history import check_between
@@ -93,7 +93,7 @@ class Pending(NamedTuple):
             layers, names = flat.leaves, tuple(flat.paths())
             for layer in layers:
                 _check("layer_norms", layer, norm)
-        handling = Handling(Nonfinite.recorded(nonfinite).name, factor)
+        handling = Handling(Nonfinite.named(AS_OF_A_CALL.get(nonfinite, nonfinite)).name, factor)
         held = [_kept(layer) for layer in layers]
         return cls(_kept(norm), _kept(threshold), dotted(names or ()), held, handling)
 
@@ -166,7 +166,7 @@ def resolved(pending: Sequence[Pending], first: int) -> Iterator[FetchedStep]:
     """
     numbers = iter(fetched([value for one in pending for value in one.vectors]))
     for one in pending:
-        skips, skip_above = Nonfinite.recorded(one.handling.nonfinite).blanks, one.handling.skip_above
+        skips, skip_above = Nonfinite.named(one.handling.nonfinite).blanks, one.handling.skip_above
         norms, max_norms, *layers = [next(numbers) for _ in one.vectors]
         several = max_norms.tolist() * (len(norms) if len(max_norms) == 1 else 1)
         losses = [math.nan] * len(norms) if one.note.loss is None else list(map(nan_or, layers.pop().tolist()))

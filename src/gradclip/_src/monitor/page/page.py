@@ -350,7 +350,7 @@ def _about_nonfinite(shown: Overview) -> str:
         known = "They" if skipped == counts.num_nonfinite else "Those that are kept"
         return f"{number} {known} were skipped: their gradients became zeros." if skipped else number
     which = f" {spoiled:,} of those kept were not skipped." if skipped else ""
-    if shown.handling is not None and not Nonfinite.recorded(shown.handling.nonfinite).spoils:
+    if shown.handling is not None and not Nonfinite.named(shown.handling.nonfinite).spoils:
         return f'{number}{which} The last calls had nonfinite="{shown.handling.nonfinite}".'
     return (
         f'{number}{which} With nonfinite="propagate" such a step fills the gradients with NaN; "drop" and "zero" '
@@ -373,7 +373,7 @@ def about_proposal(shown: Overview, advice: Advice) -> list[str]:
             f"Steps above {handling.skip_above:g} times the threshold were skipped, not clipped. With the proposal and "
             f"the same skip_above, norms above {handling.skip_above * proposed:.4g} would be skipped."
         )
-    if Nonfinite.recorded(handling.nonfinite).zeroes:
+    if Nonfinite.named(handling.nonfinite).zeroes:
         found.append(
             f'nonfinite="{handling.nonfinite}" was on: a norm covers the finite elements only. A step with NaN looks '
             "ordinary here."
