@@ -26,7 +26,8 @@ def thresholds(framework, w, clipping, eps, order=2.0):
         backend = find([w], lambda: ["w"])
         with backend.precision():
             arrays = backend.enter([backend.prepare(w)])
-            found = Adaptive((clipping, eps)).thresholds(backend, arrays, Order(order), ROWS, [])
+            norm = backend.norms(arrays, Order(order), ROWS)
+            found = Adaptive((clipping, eps)).of_norm(backend, norm, arrays, [])
             return backend.leave_scalar(found, "float64", [w]) if framework.name in ("numpy", "torch") else found * 1.0
 
     return np.asarray(framework.call(compute, w), np.float64)

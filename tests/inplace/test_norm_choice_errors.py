@@ -49,7 +49,8 @@ def test_names_are_needed():
     for call in (*CALLS.values(), lambda p, **k: gradclip.clip_grad_layer_norm_(p, 1.0, **k)):
         for given in ([parameter], parameter, [{"params": [parameter]}]):
             with pytest.raises(
-                ValueError, match=r"has no name that where could match\. Pass model\.named_parameters\(\), or a dict"
+                ValueError,
+                match=r"has no name that where could match\. .* model\.named_parameters",
             ):
                 call(given, where="w")
     assert parameter.grad.tolist() == [3.0, 4.0]

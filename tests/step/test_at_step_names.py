@@ -115,7 +115,7 @@ def test_thresholds_of_patterns_follow_and_are_saved():
         run(*one, (50.0, 3.0))
     assert moved(model) == moved(other_model)
     assert [one.steps for one in resumed.max_norm.values()] == [5, 5]
-    assert [one.clipped for one in clipping.max_norm.values()] == [2, 2]
+    assert [one.num_clipped for one in clipping.max_norm.values()] == [2, 2]
 
 
 def test_a_spike_in_one_pattern_skips_its_parameters():
@@ -126,7 +126,7 @@ def test_a_spike_in_one_pattern_skips_its_parameters():
         step(model, optimizer, 1.0, bias)
     assert moved(model) == pytest.approx([2.0, 1.0])
     assert model.bias.grad is None
-    assert spiking.skipped == 1
+    assert spiking.num_skipped == 1
 
 
 def test_nan_in_one_pattern_skips_the_step():
@@ -164,7 +164,7 @@ def test_a_skipped_step_is_skipped_for_what_is_not_chosen_too():
     clip_at_step(optimizer, adaptive, where="weight", nonfinite="skip")
     step(model, optimizer, math.nan)
     assert moved(model) == [0.0, 0.0]
-    assert adaptive.skipped == 1
+    assert adaptive.num_skipped == 1
 
 
 @pytest.mark.after_error

@@ -22,8 +22,8 @@ TYPES = {name: kind for kind, names in POINTERS.items() for name in names}
 SUMS = [{"order": order, "zero": zero} for order, zero in ((2, False), (2, True), (1, False), (0, False))]
 LOWER = {"lowered": LOWERED, "narrow_lowered": NARROW_LOWERED}
 DECISIONS = [
-    {"order": 2, "step": -1, "show": True, "joint": False, "drop": False, **LOWER},
-    {"order": 0, "step": 1, "show": False, "joint": True, "drop": True, **LOWER},
+    {"order": 2, "step": -1, "show": True, "joint": False, "skip": False, **LOWER},
+    {"order": 0, "step": 1, "show": False, "joint": True, "skip": True, **LOWER},
 ]
 SCALES = [
     {"step": 2, "in_place": True, "zero": False, "rounding": 0},

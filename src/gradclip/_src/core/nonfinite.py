@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from gradclip._src.words import listed, shown
 
 if TYPE_CHECKING:
-    from gradclip._src.annotations import Policy
+    from gradclip._src.annotations import Policy, StepPolicy
     from gradclip._src.core.protocols import Backend
     from gradclip._src.core.rules import Coefficient
     from gradclip._src.core.values import Array
@@ -41,7 +41,7 @@ class Nonfinite:
 
     """
 
-    name: Policy
+    name: Policy | StepPolicy
     raises: bool = False
     zeroes: bool = False
     blanks: bool = False
@@ -51,6 +51,11 @@ class Nonfinite:
     def spoils(self) -> bool:
         """Whether non-finite elements make the result NaN."""
         return not (self.raises or self.zeroes or self.blanks)
+
+    @property
+    def of_call(self) -> Policy:
+        """The name that a call has for it, which cannot skip a step."""
+        return DROP.name if self.blanks else self.name  # type: ignore[return-value]
 
     @classmethod
     def named(cls, nonfinite: object) -> Nonfinite:
@@ -100,8 +105,9 @@ RAISE = Nonfinite(
 ZERO = Nonfinite("zero", zeroes=True)
 DROP = Nonfinite("drop", blanks=True)
 _POLICIES: dict[str, Nonfinite] = {policy.name: policy for policy in (PROPAGATE, RAISE, ZERO, DROP)}
-_OF_STEPS = {"skip" if policy.blanks else name: policy for name, policy in _POLICIES.items()}
-AS_OF_A_CALL = {name: policy.name for name, policy in _OF_STEPS.items() if policy.name != name}
+SKIP = replace(DROP, name="skip")
+_OF_STEPS: dict[str, Nonfinite] = {policy.name: policy for policy in (PROPAGATE, RAISE, ZERO, SKIP)}
+AS_OF_A_CALL = {SKIP.name: DROP.name}
 """The names of policies of steps that calls have under another name."""
 _NO_STEP = (
     " 'skip' is for gradclip.clip_at_step, which skips the step. Here 'drop' makes zeros, or leaves an example out."

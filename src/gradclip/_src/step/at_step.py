@@ -75,7 +75,7 @@ class ClippingBeforeStep(StepClipping):
         given = listed_if_plain(groups) if plain else groups
         monitor: Any = parts or self._monitor
         norm = tensor_of(
-            clip_grad_norm_(given, max_norm, request.order, nonfinite=policy.name, monitor=monitor, **settings)
+            clip_grad_norm_(given, max_norm, request.order, nonfinite=policy.of_call, monitor=monitor, **settings)
         )
         skipped = self._skipped(norm, groups, followed)
         if scaled is not None and not without_values(norm) and not torch.isfinite(norm):

@@ -52,7 +52,7 @@ class ScopedClipping(ClippingBeforeStep):
         if request.scope == "value":
             clip_grad_value_(given, threshold, where=request.where, integers=request.integers)
             return None
-        settings: dict[str, Any] = {"ord": request.order.p, "nonfinite": policy.name, **request.arguments}
+        settings: dict[str, Any] = {"ord": request.order.p, "nonfinite": policy.of_call, **request.arguments}
         if request.scope == "agc":
             norms = adaptive_grad_clip_(given, threshold, request.eps, **settings)
         else:

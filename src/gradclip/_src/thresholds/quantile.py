@@ -57,7 +57,7 @@ class QuantileRule(FollowingRule):
 
     >>> rule = QuantileRule(factor=2.0, window=4)
     >>> history = rule.init()
-    >>> for norm in (3.0, math.nan, 5.0, 0.0, 4.0):
+    >>> for norm in (3.0, float("nan"), 5.0, 0.0, 4.0):
     ...     history = rule.observe(history, norm)
     >>> float(rule.max_norm(history))  # twice the median of 3, 5 and 4
     8.0
