@@ -176,7 +176,7 @@ def a_scaler_that_only_one_process_has_is_an_error():
     weight, optimizer = descent()
     clip_at_step(optimizer, 1.0, process_group=dist.group.WORLD)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0, enabled=dist.get_rank() == 0)
-    with pytest.raises(ValueError, match="nonfinite is 'skip' on rank 0, 'propagate' on rank 1"):
+    with pytest.raises(ValueError, match="nonfinite is 'drop' on rank 0, 'propagate' on rank 1"):
         stepped(scaler, weight, optimizer, torch.tensor([3.0, 4.0]) * (1 + dist.get_rank()))
     assert weight.tolist() == [0.0, 0.0]
 

@@ -30,7 +30,7 @@ READ = {
     "1": 1.0,
     "[0.5]": [0.5],
     SPREAD: gradclip.AdaptiveThreshold(gradclip.SpreadRule()),
-    QUANTILE: gradclip.AdaptiveThreshold(gradclip.QuantileRule(1, 0.9, 64)),
+    QUANTILE: gradclip.AdaptiveThreshold(gradclip.QuantileRule(1, 0.9, window=64)),
 }
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of jsonargparse, about what Lightning calls

@@ -66,7 +66,7 @@ class Monitor:
     >>> monitor = Monitor()
     >>> for grads in np.array([[3.0, 4.0], [0.3, 0.4]]):
     ...     norm = gradclip.clip_grad_norm_(grads, 1.0, monitor=monitor)
-    >>> monitor.num_clipped, [(one.norm, one.coefficient) for one in monitor.records]
+    >>> monitor.num_clipped, [(x.norm, x.coefficient) for x in monitor.records]
     (1, [(5.0, 0.2), (0.5, 1.0)])
 
     """

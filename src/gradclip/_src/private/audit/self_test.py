@@ -242,7 +242,8 @@ def check_sensitivity(
     ...     norms = np.linalg.norm(grads, axis=1, keepdims=True)
     ...     kept = np.minimum(1, 1 / np.maximum(norms, 1e-30))
     ...     return (grads * kept).mean(axis=0)
-    >>> report = check_sensitivity(mean_of_clipped, np.ones((10, 3)), sensitivity=1 / 10)
+    >>> examples = np.ones((10, 3))
+    >>> report = check_sensitivity(mean_of_clipped, examples, sensitivity=0.1)
     >>> report.holds, report.worst.name, report.worst.problem
     (False, 'one NaN among the examples given', 'NaN in the result')
 

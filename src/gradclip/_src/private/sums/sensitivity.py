@@ -62,7 +62,9 @@ class Sensitivity:
     Raises:
         ValueError: a number out of range, or an unknown name. TypeError: a value that is not a number.
 
-    >>> mean = Sensitivity(0.5, "example", relation="add_or_remove_one", denominator=4.0)
+    >>> mean = Sensitivity(
+    ...     0.5, "example", relation="add_or_remove_one", denominator=4.0
+    ... )
     >>> print(mean)
     sum over examples / 4, add or remove one example: at most 0.5
     >>> mean.noise_std(noise_multiplier=3.0)
@@ -122,7 +124,8 @@ class Sensitivity:
         Raises ValueError for a negative or infinite multiplier, for noise beyond float64's range, and when `total`
         does. Raises TypeError for a multiplier that is not a number.
 
-        >>> Sensitivity(1.0, "example", relation="replace_one").noise_std(noise_multiplier=1.1)
+        >>> one = Sensitivity(1.0, "example", relation="replace_one")
+        >>> one.noise_std(noise_multiplier=1.1)
         1.1
         """
         multiplier = as_number("noise_multiplier", noise_multiplier)
