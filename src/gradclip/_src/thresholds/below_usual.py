@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar
 
 from gradclip._src.annotations import HasDtype, Scalar
@@ -70,7 +71,11 @@ class SpreadRule(FollowingRule):
 
     factor: float = 1.0
     quantile: float = 0.1
-    window: int = field(default=256, kw_only=True)
+    _: KW_ONLY
+    window: int = 256
+    initial: float = math.inf
+    lower: float = 0.0
+    upper: float = math.inf
     _middle: tuple[int, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -178,8 +183,11 @@ class SteadyRule(FollowingRule):
 
     factor: float = 0.125
     quantile: float = 0.5
-    window: int = field(default=128, kw_only=True)
-    initial: float = field(default=0.01, kw_only=True)
+    _: KW_ONLY
+    window: int = 128
+    initial: float = 0.01
+    lower: float = 0.0
+    upper: float = math.inf
 
     @with_advice
     def init(self, like: HasDtype | None = None, shape: tuple[int, ...] = ()) -> SteadyHistory:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, field
 from fractions import Fraction
 from functools import lru_cache, partial
 from typing import Any, ClassVar
@@ -35,7 +34,6 @@ from gradclip._src.words import with_advice
 
 
 @record
-@dataclass(frozen=True)
 class FollowingRule:
     """A rule that computes a threshold from the norms of past steps.
 
@@ -61,18 +59,19 @@ class FollowingRule:
 
     factor: float
     quantile: float
-    _: KW_ONLY
     window: int
-    initial: float = math.inf
-    lower: float = 0.0
-    upper: float = math.inf
-    _fraction: tuple[int, int] = field(init=False, repr=False, compare=False)
-    _kept: dict[str, tuple[float, ...]] = field(init=False, repr=False, compare=False, default_factory=dict)
-    _bounds: dict[str, tuple[float, ...]] = field(init=False, repr=False, compare=False, default_factory=dict)
+    initial: float
+    lower: float
+    upper: float
+    _fraction: tuple[int, int]
+    _kept: dict[str, tuple[float, ...]]
+    _bounds: dict[str, tuple[float, ...]]
 
     @with_subnormals
     def __post_init__(self) -> None:
-        checked = {
+        checked: dict[str, Any] = {
+            "_kept": {},
+            "_bounds": {},
             "factor": check_between("factor", self.factor, 2.0**-64, 2.0**64),
             "quantile": check_between("quantile", self.quantile, 0.0, 1.0),
             "window": check_window("window", self.window),

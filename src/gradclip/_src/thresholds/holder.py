@@ -17,9 +17,9 @@ from gradclip._src.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip._src.core.norms import Order
 from gradclip._src.core.rules import Seen
 from gradclip._src.public import public
-from gradclip._src.thresholds.below_usual import SpreadRule, SteadyRule, rule_given
+from gradclip._src.thresholds.below_usual import SteadyRule, rule_given
+from gradclip._src.thresholds.following import FollowingRule
 from gradclip._src.thresholds.history import AnyHistory, SteadyHistory, check_between
-from gradclip._src.thresholds.quantile import QuantileRule
 from gradclip._src.words import shown, typed, with_advice
 
 _KEYS = ("ord", "dtype", "norms", "steps", "num_clipped", "num_skipped", "norm", "max_norm")
@@ -79,9 +79,7 @@ class AdaptiveThreshold:
     _instead_of_threshold = f"Pass it to gradclip.clip_grad_norm_ or gradclip.clip_at_step. {_elsewhere}"
 
     @with_advice
-    def __init__(
-        self, rule: QuantileRule | SpreadRule | SteadyRule | None = None, *, skip_above: float = math.inf
-    ) -> None:
+    def __init__(self, rule: FollowingRule | None = None, *, skip_above: float = math.inf) -> None:
         self.skip_above = check_between("skip_above", skip_above, 1.0, math.inf)
         self.rule = rule_given(rule, skips=self.skip_above < math.inf)
         self.norm: Scalar | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
@@ -68,6 +69,9 @@ class QuantileRule(FollowingRule):
     quantile: float = 0.5
     _: KW_ONLY
     window: int = 128
+    initial: float = math.inf
+    lower: float = 0.0
+    upper: float = math.inf
 
     def _of(
         self, smallest: Callable[[tuple[int, int]], Any], factor: Scalar, at_least: Callable[[Any, float], Any]
