@@ -108,9 +108,12 @@ def test_what_is_no_pattern(thresholds):
 
 
 def test_parameters_without_names_have_no_pattern():
-    for parameters in ([holder()], [{"params": [holder()]}], holder()):
-        with pytest.raises(ValueError, match=r"parameters.*has no name that a pattern of max_norm could match"):
+    advice = r"parameters.*has no name that a pattern of max_norm could match\. "
+    for parameters in ([holder()], holder()):
+        with pytest.raises(ValueError, match=f"{advice}Pass model"):
             parts(parameters, {"*": 1.0})
+    with pytest.raises(ValueError, match=f"{advice}Make the optimizer with model"):
+        parts([{"params": [holder()]}], {"*": 1.0})
 
 
 def test_thresholds_of_groups_and_of_patterns_together():

@@ -43,16 +43,18 @@ def test_errors_change_nothing(call, error):
         assert tree["w"].tolist() == [3.0, 4.0]
 
 
+NO_NAME = r"has no name that where could match\. "
+
+
 def test_names_are_needed():
     parameter = torch.nn.Parameter(torch.zeros(2))
     parameter.grad = torch.tensor([3.0, 4.0])
     for call in (*CALLS.values(), lambda p, **k: gradclip.clip_grad_layer_norm_(p, 1.0, **k)):
-        for given in ([parameter], parameter, [{"params": [parameter]}]):
-            with pytest.raises(
-                ValueError,
-                match=r"has no name that where could match\. .* model\.named_parameters",
-            ):
+        for given in ([parameter], parameter):
+            with pytest.raises(ValueError, match=rf"{NO_NAME}Pass model\.named_parameters\(\), or a dict"):
                 call(given, where="w")
+        with pytest.raises(ValueError, match=rf"{NO_NAME}Make the optimizer with model\.named_parameters\(\), or"):
+            call([{"params": [parameter]}], where="w")
     assert parameter.grad.tolist() == [3.0, 4.0]
 
 
