@@ -223,9 +223,8 @@ def find_max_norm(
 
     Args:
         train: a function `train(max_norm, seed)`, or with `learning_rates` `train(max_norm, learning_rate, seed)`. It
-            trains
-            from the start and returns the final loss, a number: lower is better, NaN or infinity means diverged. Use
-            the mean of the last steps, or the loss on held-out data: the loss of one batch is mostly noise.
+            trains from the start and returns the final loss, a number: lower is better, NaN or infinity means diverged.
+            Use the mean of the last steps, or the loss on held-out data: the loss of one batch is mostly noise.
         candidates: the thresholds, numbers of at least 0, `math.inf` for no clipping. None: 0.01, 0.03, 0.1 and so on
             to 100, and `inf`. A short list is cheaper: `monitor.advise().try_values` of an unclipped run.
         learning_rates: the learning rates to try with each threshold, positive numbers; None passes none.
