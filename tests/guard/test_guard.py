@@ -59,6 +59,18 @@ def test_it_prints_well_and_can_be_removed():
     assert watched.steps == 1
 
 
+def test_a_threshold_that_follows_is_told_as_it_was_passed():
+    optimizer = descent(network())
+    max_norm = gradclip.AdaptiveThreshold()
+    with (
+        gradclip.guard(optimizer, max_norm) as alone,
+        gradclip.clip_at_step(optimizer, max_norm) as clipping,
+        gradclip.guard(optimizer, clipping) as of_handle,
+    ):
+        told = list(map(repr, (alone, of_handle)))
+    assert all("max_norm=AdaptiveThreshold(SpreadRule(" in one for one in told), told
+
+
 def test_what_a_trainer_wraps_around_an_optimizer():
     class Wrapped(torch.optim.Optimizer):
         def __init__(self, optimizer):

@@ -203,7 +203,7 @@ class StepGuard(Attached):
     _called = "StepGuard"
 
     def _says(self) -> Sequence[str]:
-        given = self._max_norm.max_norm if seems_a_handle(self._max_norm) else self._max_norm
+        given = self._adaptive or (self._max_norm.max_norm if seems_a_handle(self._max_norm) else self._max_norm)
         return (
             type(self.optimizer).__name__,
             as_passed(given),
