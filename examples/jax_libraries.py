@@ -57,7 +57,7 @@ def train(parameters, loss):
     inputs = jax.random.normal(jax.random.key(1), (1024, 4))
     targets = inputs[:, :1] * 2.0 + 1.0
     clipped = gradclip.clipped_grad(loss, MAX_NORM, batch_argnums=(1, 2), pad_to=BATCH, return_norms=True)
-    std = clipped.sensitivity(elements=parameters).noise_std(NOISE_MULTIPLIER)
+    std = clipped.sensitivity(layout=gradclip.SumLayout(elements=parameters)).noise_std(NOISE_MULTIPLIER)
     optimizer = optax.adam(0.05)
     state = optimizer.init(parameters)
 

@@ -81,6 +81,7 @@ def test_help_starts_with_a_map_and_shows_public_names_alone():
         "Spike",
         "SpikeExplanation",
         "SpreadRule",
+        "SumLayout",
         "UpdateCheck",
     }
     functions = re.findall(r"^    (\w+)\(", after.partition("\nFUNCTIONS\n")[2], re.MULTILINE)

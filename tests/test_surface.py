@@ -117,6 +117,7 @@ MADE = {
     "SpreadRule": gradclip.SpreadRule,
     "SteadyHistory": lambda: of_history(gradclip.SteadyRule()),
     "SteadyRule": gradclip.SteadyRule,
+    "SumLayout": lambda: gradclip.SumLayout(partial_sums=8, partial_sums_in="bfloat16", elements=[jnp.ones(3)]),
     "UpdateCheck": lambda: gradclip.check_update(np.ones(3), 1.0, like=np.ones(2)),
 }
 MORE = {

@@ -75,6 +75,7 @@ from gradclip._src.private.batching.calls import ExampleOutputs
 from gradclip._src.private.functions.clipped import ClippedFunction
 from gradclip._src.private.functions.transforms import clipped_fun, clipped_grad
 from gradclip._src.private.sums.clip import PerExampleInfo, per_example_clip
+from gradclip._src.private.sums.layout import SumLayout
 from gradclip._src.private.sums.sensitivity import Sensitivity, clipped_sum_sensitivity
 from gradclip._src.thresholds.below_usual import SpreadRule, SteadyRule
 from gradclip._src.thresholds.history import NormHistory, SteadyHistory
@@ -127,6 +128,7 @@ __all__ = [
     "SpreadRule",
     "SteadyHistory",
     "SteadyRule",
+    "SumLayout",
     "UpdateCheck",
     "adaptive_grad_clip",
     "adaptive_grad_clip_",

@@ -61,7 +61,7 @@ def measure(case, rng):
 
     settings = case.settings | ({"prng_argnum": 3} if case.keyed else {})
     clipped = gradclip.clipped_grad(loss, 0.01, batch_argnums=(1, 2), has_aux=True, **settings)
-    promise = clipped.sensitivity(batch_size=case.count, elements=w.size)
+    promise = clipped.sensitivity(batch_size=case.count, layout=gradclip.SumLayout(elements=w.size))
     index = int(rng.integers(case.count))
     order, mask = neighbour(case, index, promise.keeps_places, rng)
     rest = (jax.random.key(7),) if case.keyed else ()

@@ -115,7 +115,11 @@ def promised(case):
         return case.options["grid"] * (2 if case.relation == "replace_one" else 1)
     known = {name: case.options[name] for name in ("rule", "per_layer", "sum_dtype") if name in case.options}
     return gradclip.clipped_sum_sensitivity(
-        case.max_norm, case.relation, batch_size=case.count, elements=sum(case.sizes), **known
+        case.max_norm,
+        case.relation,
+        batch_size=case.count,
+        layout=gradclip.SumLayout(elements=sum(case.sizes)),
+        **known,
     ).total
 
 
@@ -229,7 +233,9 @@ def measure_loss(case, w, x):
     settings = WAYS[case.way](case.count) | ({"method": "loop"} if "loop" in case.mode else {})
     clipped = gradclip.clipped_grad(loss, 1.0, batch_argnums=(1, 2), grid=case.grid, **settings)
     try:
-        promised = clipped.sensitivity(case.relation, batch_size=case.count, elements=case.width).total
+        promised = clipped.sensitivity(
+            case.relation, batch_size=case.count, layout=gradclip.SumLayout(elements=case.width)
+        ).total
     except ValueError:
         return  # nothing is promised for this
     gap = clipped.sensitivity(case.relation).keeps_places

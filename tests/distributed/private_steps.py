@@ -73,7 +73,7 @@ def noise_is_added_once_and_covers_all_processes():
     )
     most = 4 * 8 * WORLD + 1024
     promised = gradclip.clipped_sum_sensitivity(
-        0.5, batch_size=most, partial_sums=most, elements=17, sum_dtype="float64"
+        0.5, batch_size=most, layout=gradclip.SumLayout(partial_sums=most, elements=17), sum_dtype="float64"
     )
     again = torch.Generator().manual_seed(3)
     for x in grads:

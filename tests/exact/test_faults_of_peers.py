@@ -70,7 +70,9 @@ def test_one_of_many_alike_in_bfloat16_moves_the_sum_by_the_threshold(framework,
     assert whole.dtype == np.float32
     np.testing.assert_allclose(whole, 1024.0, rtol=1e-6)
     np.testing.assert_allclose(less, 1023.75, rtol=1e-6)
-    promised = gradclip.clipped_sum_sensitivity(1.0, batch_size=4096, elements=16, partial_sums=5)
+    promised = gradclip.clipped_sum_sensitivity(
+        1.0, batch_size=4096, layout=gradclip.SumLayout(elements=16, partial_sums=5)
+    )
     moved = power_of_norm([np.float64(whole) - np.float64(less)], 2)
     assert 0.999**2 < moved <= Fraction(promised.total) ** 2
 

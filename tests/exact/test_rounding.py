@@ -142,7 +142,7 @@ def test_thresholds_have_the_same_bits(name, direction):
 @pytest.mark.after_error
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_noise_has_the_same_bits(direction):
-    sensitivity = gradclip.clipped_sum_sensitivity(0.7, batch_size=50, elements=40)
+    sensitivity = gradclip.clipped_sum_sensitivity(0.7, batch_size=50, layout=gradclip.SumLayout(elements=40))
     total = np.random.default_rng(1).normal(size=40).astype(np.float32)
     expected = gradclip.add_noise(total, sensitivity, noise_multiplier=1.1, rng=np.random.default_rng(0))
     generator = np.random.default_rng(0)
@@ -156,7 +156,9 @@ def test_noise_has_the_same_bits(direction):
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_the_noise_of_a_private_run_is_the_same(direction):
     batches = gradclip.PoissonBatches(1000, 0.05, steps=20)
-    sensitivity = gradclip.clipped_sum_sensitivity(1.0, batch_size=batches.pad_to, elements=1000)
+    sensitivity = gradclip.clipped_sum_sensitivity(
+        1.0, batch_size=batches.pad_to, layout=gradclip.SumLayout(elements=1000)
+    )
 
     def run():
         made = gradclip.PrivateRun(batches, sensitivity, delta=1e-5, epsilon=3.0)

@@ -179,7 +179,10 @@ def test_noise_is_drawn_in_float64_from_opacus_generator(secure):
     )
     (grad,) = stepped(optimizer, [torch.zeros(8, 5)])
     promised = gradclip.clipped_sum_sensitivity(
-        0.5, batch_size=4 * 8 + 1024, partial_sums=4 * 8 + 1024, elements=5, sum_dtype="float64"
+        0.5,
+        batch_size=4 * 8 + 1024,
+        layout=gradclip.SumLayout(partial_sums=4 * 8 + 1024, elements=5),
+        sum_dtype="float64",
     )
     again = torch.Generator().manual_seed(7)
 

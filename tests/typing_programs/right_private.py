@@ -28,7 +28,9 @@ def a_run(x: Float, y: Float, params: Array) -> float:
 
 
 def a_function() -> gradclip.Sensitivity:
-    return gradclip.clipped_fun(lambda x: x, 1.0, unit="group").sensitivity("zero_out", summed_in="float32")
+    return gradclip.clipped_fun(lambda x: x, 1.0, unit="group").sensitivity(
+        "zero_out", layout=gradclip.SumLayout(summed_in="float32")
+    )
 
 
 def given_gradients(grads: dict[str, Float], mask: Mask, rule: RuleName) -> dict[str, Float]:
@@ -38,7 +40,9 @@ def given_gradients(grads: dict[str, Float], mask: Mask, rule: RuleName) -> dict
 
 
 def with_noise(summed: dict[str, Float], relation: Relation) -> dict[str, Float]:
-    sensitivity = gradclip.clipped_sum_sensitivity({"w": 3.0}, relation, partial_sums_in="bfloat16")
+    sensitivity = gradclip.clipped_sum_sensitivity(
+        {"w": 3.0}, relation, layout=gradclip.SumLayout(partial_sums_in="bfloat16")
+    )
     return gradclip.add_noise(summed, sensitivity, noise_multiplier=1.1)
 
 

@@ -50,7 +50,7 @@ def words(model: nn.Module, tree: dict[str, Array], name: str) -> None:
     gradclip.clipped_grad(max, 1.0, method="map")  # wrong
     gradclip.clipped_grad(max, 1.0, unit="client")  # wrong
     gradclip.clipped_fun(max, 1.0).sensitivity("swap")  # wrong
-    gradclip.clipped_sum_sensitivity(1.0, summed_in="bfloat16")  # wrong
+    gradclip.clipped_sum_sensitivity(1.0, layout=gradclip.SumLayout(summed_in="bfloat16"))  # wrong
     gradclip.Sensitivity(1.0, "client", relation="zero_out")  # wrong
 
 

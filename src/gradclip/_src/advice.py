@@ -124,6 +124,10 @@ _KEYWORDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("max_physical_batch_size", "num_microbatches"), ("microbatch_size",)),
     **dict.fromkeys(("batch_size", "max_batch_size"), ("pad_to",)),
     **dict.fromkeys(("in_axes", "in_dims"), ("batch_argnums",)),
+    **{
+        word: (f"layout=gradclip.SumLayout({word}=...)",)
+        for word in ("summed_in", "partial_sums", "partial_sums_in", "elements", "microbatches")
+    },
     **dict.fromkeys(("factor", "quantile", "window", "initial", "lower", "upper"), _OF_RULE),
 }
 

@@ -18,6 +18,7 @@ from gradclip._src.core.formats import FLOAT64
 from gradclip._src.private.batching.verbs import named
 from gradclip._src.private.functions.clipped import ClippedFunction
 from gradclip._src.private.functions.transforms import clipped_grad
+from gradclip._src.private.sums.layout import SumLayout
 from gradclip._src.private.sums.rounding import FactoredGradients
 from gradclip._src.private.sums.sensitivity import Sensitivity, sensitivity_of
 from gradclip._src.private.sums.settings import PerExampleSettings
@@ -235,7 +236,6 @@ def _sensitivity(threshold: float, most: int, elements: int) -> Sensitivity:
         PerExampleSettings(threshold, sum_dtype="float64"),
         batch_size=most,
         sum_format=FLOAT64,
-        partial_sums=most,
-        elements=elements,
+        layout=SumLayout(partial_sums=most, elements=elements),
         factors=FactoredGradients(_MOST, cancel=True),
     )

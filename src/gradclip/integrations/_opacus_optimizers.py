@@ -23,6 +23,7 @@ from typing import Any
 from gradclip._src.backends.imported import needed_for
 from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.private.sums.clip import per_example_clip
+from gradclip._src.private.sums.layout import SumLayout
 from gradclip._src.private.sums.sensitivity import Sensitivity, clipped_sum_sensitivity
 from gradclip._src.private.sums.settings import as_number
 from gradclip._src.public import public_in
@@ -312,7 +313,10 @@ class SimpleDistributedPerLayerOptimizer(
 def _sensitivity(thresholds: tuple[float, ...], most: int, elements: int) -> Sensitivity:
     """Return the sensitivity of a float64 sum of up to `most` examples, added up in up to as many parts."""
     return clipped_sum_sensitivity(
-        list(thresholds), batch_size=most, partial_sums=most, elements=elements, sum_dtype="float64"
+        list(thresholds),
+        batch_size=most,
+        layout=SumLayout(partial_sums=most, elements=elements),
+        sum_dtype="float64",
     )
 
 

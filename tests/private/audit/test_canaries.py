@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from gradclip import PoissonBatches, PrivateRun, add_noise, clipped_grad
+from gradclip import PoissonBatches, PrivateRun, SumLayout, add_noise, clipped_grad
 from gradclip._src.private.audit.canaries import audited_epsilon, chance_of_guesses
 
 CANARIES, GUESSES, STEPS, DELTA = 8000, 800, 4, 1e-4
@@ -29,7 +29,7 @@ def audited(seed, *, noise=1.0, clip=True):
     batches = PoissonBatches(len(data), 0.9, steps=STEPS, seed=generator)
     clipped = clipped_grad(loss, 1.0, pad_to=batches.pad_to, microbatch_size=256)
     weights, torch_generator = torch.zeros(CANARIES), torch.Generator().manual_seed(seed)
-    promised = clipped.sensitivity(elements=weights)
+    promised = clipped.sensitivity(layout=SumLayout(elements=weights))
     run = PrivateRun(batches, promised, delta=DELTA, noise_multiplier=4.0, rng=torch_generator)
     released = torch.zeros(CANARIES)
     for indices, mask in batches:

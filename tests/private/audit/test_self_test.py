@@ -48,7 +48,11 @@ def test_ours_holds_on_every_framework_and_dtype(framework, relation):
     with framework.mode():
         for dtype in framework.dtypes[:: 1 if relation == "add_or_remove_one" else 3]:
             promised = clipped_sum_sensitivity(
-                0.7, relation, batch_size=12, elements=6, sum_dtype=wide.get(dtype, "float32")
+                0.7,
+                relation,
+                batch_size=12,
+                layout=gradclip.SumLayout(elements=6),
+                sum_dtype=wide.get(dtype, "float32"),
             )
             tree = {"w": framework.array(GIVEN, dtype), "b": framework.array(GIVEN[:, 0], dtype)}
             traced = jax.jit(function) if framework.jit else function
@@ -73,7 +77,7 @@ def test_ours_holds_on_every_framework_and_dtype(framework, relation):
 )
 @pytest.mark.parametrize("max_norm", [1e-30, 30.0])
 def test_ours_holds_for_every_option(framework, options, max_norm):
-    promised = clipped_sum_sensitivity(max_norm, "zero_out", batch_size=12, elements=6)
+    promised = clipped_sum_sensitivity(max_norm, "zero_out", batch_size=12, layout=gradclip.SumLayout(elements=6))
     tree = [framework.array(GIVEN), framework.array(GIVEN[:, :1])]
     function = clipped_sum(max_norm, **options)
     with framework.mode():
@@ -95,7 +99,7 @@ def test_ours_holds_for_many_correlated_examples_in_bfloat16():
 
 def test_one_example_changes_the_rounding_of_the_sum_of_the_others():
     # A row of zeros more, in another order of additions, is what the rounding term is for.
-    promised = clipped_sum_sensitivity(1.0, batch_size=12, sum_dtype="float64", elements=5)
+    promised = clipped_sum_sensitivity(1.0, batch_size=12, sum_dtype="float64", layout=gradclip.SumLayout(elements=5))
     report = check_sensitivity(clipped_sum(1.0), GIVEN, sensitivity=promised)
     found = {case.name: case.distance for case in report.cases if "NaN" in case.name}
     assert all(0 < distance <= promised.rounding for distance in found.values()), found

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from tests.support.sum_layouts import with_layout
 
 import gradclip
 from gradclip._src.private.functions.settings import FunctionSettings
@@ -57,7 +58,7 @@ def test_unknown_methods(method):
 
 
 def roundings(clipped, **settings):
-    return clipped.sensitivity(batch_size=256, elements=4096, **settings).rounding
+    return clipped.sensitivity(**with_layout({"batch_size": 256, "elements": 4096} | settings)).rounding
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

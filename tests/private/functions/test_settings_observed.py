@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 import torch
+from tests.support.sum_layouts import with_layout
 
 import gradclip
 from gradclip import clipped_sum_sensitivity
@@ -17,12 +18,12 @@ def dot(w, x):
 
 
 def promise(**settings):
-    return clipped_sum_sensitivity(1.0, **settings)
+    return clipped_sum_sensitivity(1.0, **with_layout(settings))
 
 
 def promised_by(clipped, **settings):
     """What a clipped function promises where shapes and places stay, without the words for this condition."""
-    found = clipped.sensitivity("zero_out", **settings)
+    found = clipped.sensitivity("zero_out", **with_layout(settings))
     return dataclasses.replace(found, relation="add_or_remove_one", note="", keeps_places=False)
 
 
@@ -56,7 +57,9 @@ def test_a_promise_for_fewer_elements_than_a_call_has_is_named(monkeypatch):
     clipped(torch.ones(3), torch.ones(1, 3))
     clipped = gradclip.clipped_grad(dot, 1.0, method="materialize")
     promised_by(clipped, batch_size=4)
-    with pytest.warns(RuntimeWarning, match="This batch has 4 elements per example.*or pass elements="):
+    with pytest.warns(
+        RuntimeWarning, match="This batch has 4 elements per example.*or pass layout=gradclip.SumLayout\\(elements="
+    ):
         clipped(torch.ones(4), torch.ones(1, 4))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -91,4 +94,4 @@ def loss(w, x):
 
 def test_elements_are_counted_of_arrays():
     with pytest.raises(TypeError, match=r"elements must be a number of elements or a tree of arrays, .* got 'many'"):
-        gradclip.clipped_grad(loss, 1.0, pad_to=8).sensitivity(elements="many")
+        gradclip.clipped_grad(loss, 1.0, pad_to=8).sensitivity(layout=gradclip.SumLayout(elements="many"))

@@ -248,7 +248,7 @@ def test_no_hostile_example_moves_a_sum_further(make, settings):
     examples = {"a": make(rng.normal(size=(3, 5)).astype(np.float32)), "b": make(np.ones((3, 2), np.float32))}
     loss = lambda p, x: (p["a"] * x).sum() + (p["b"] * x[..., :2]).sum()
     clipped = gradclip.clipped_grad(loss, **settings, pad_to=3)
-    promised = clipped.sensitivity(elements=7)
+    promised = clipped.sensitivity(layout=gradclip.SumLayout(elements=7))
     report = gradclip.check_sensitivity(clipped, examples, sensitivity=promised, trials=1)
     assert report.holds, report
     # Promising a hundredth less would be found out: the search comes that near to the bound.

@@ -10,6 +10,7 @@ import torch
 import gradclip
 from gradclip._src.private.noise import add, discrete
 from gradclip._src.private.noise.add import add_noise
+from gradclip._src.private.sums.layout import SumLayout
 from gradclip._src.private.sums.sensitivity import Sensitivity, clipped_sum_sensitivity
 
 GRID = 2**20
@@ -131,15 +132,18 @@ def test_a_sum_that_was_cast_moves_further(asked):
     assert asked == []
     add_noise(before, thousand, noise_multiplier=1.0, rng="system")
     for name in ("bfloat16", "float16"):
-        halves = clipped_sum_sensitivity(1.0, "replace_one", batch_size=1000, partial_sums_in=name)
+        halves = clipped_sum_sensitivity(1.0, "replace_one", batch_size=1000, layout=SumLayout(partial_sums_in=name))
         add_noise(before.to(getattr(torch, name)), halves, noise_multiplier=1.0, rng="system")
     assert len(asked) == 3
+
+
+LAYOUTS = (SumLayout(elements=1), SumLayout(summed_in="float32"), SumLayout(microbatches=8, partial_sums=4))
 
 
 @pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one", "zero_out"])
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"elements": 1}, {"summed_in": "float32"}, {"normalize_by": 3.0}, {"microbatches": 8, "partial_sums": 4}],
+    [{}, {"normalize_by": 3.0}, *({"layout": layout} for layout in LAYOUTS)],
 )
 def test_a_sum_in_the_dtype_of_its_sensitivity_is_accepted(asked, relation, settings):
     for count in (1, 7, 4096):

@@ -116,20 +116,20 @@ def test_another_size_of_parameters_gets_a_program_of_its_own():
 def test_a_promise_before_the_first_call_counts_the_most_microbatches():
     size = 2**15
     clipped = gradclip.clipped_grad(loss, 1.0, microbatch_size="1 MiB", pad_to=64, method="materialize")
-    before = clipped.sensitivity(elements=size)
+    before = clipped.sensitivity(layout=gradclip.SumLayout(elements=size))
     alone = gradclip.clipped_grad(loss, 1.0, microbatch_size=1, pad_to=64, method="materialize").sensitivity(
-        elements=size
+        layout=gradclip.SumLayout(elements=size)
     )
     assert (before.bound, before.rounding) == (alone.bound, alone.rounding)
     assert before.keeps_places
     assert before.note == "microbatches of up to 1 MiB of examples that keep their places, where mask= removes one"
     clipped(jnp.zeros(size), jnp.ones((64, size)))
     known = gradclip.clipped_grad(loss, 1.0, microbatch_size=8, pad_to=64, method="materialize").sensitivity(
-        elements=size
+        layout=gradclip.SumLayout(elements=size)
     )
     assert clipped.sensitivity().rounding == known.rounding < before.rounding
     never_called = dataclasses.replace(clipped)
-    assert never_called.sensitivity(elements=size).rounding == before.rounding
+    assert never_called.sensitivity(layout=gradclip.SumLayout(elements=size)).rounding == before.rounding
 
 
 @pytest.mark.parametrize("make", [jnp.asarray, torch.tensor], ids=["jax", "torch"])

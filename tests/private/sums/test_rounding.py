@@ -5,6 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from tests.support.sum_layouts import with_layout
 
 import gradclip
 from gradclip._src.private.sums.sensitivity import clipped_sum_sensitivity, root_up, rounded_up
@@ -29,7 +30,7 @@ def test_quotients_are_rounded_up_and_no_further():
 
 
 def rounding(max_norm=1.0, batch_size=256, **settings):
-    return clipped_sum_sensitivity(max_norm, batch_size=batch_size, **settings).rounding
+    return clipped_sum_sensitivity(max_norm, batch_size=batch_size, **with_layout(settings)).rounding
 
 
 def exact_errors(sums, terms):
@@ -65,6 +66,6 @@ def test_rounding_is_needed_and_at_most_twice_what_is_needed():
     with_all, without_one = (gradclip.per_example_clip(part, 1.0)[0][0] for part in (grads, grads[1:]))
     moved = Fraction(float(with_all)) - Fraction(float(without_one))
     assert moved == 1 + Fraction(2) ** -17
-    promised = clipped_sum_sensitivity(1.0, batch_size=129, elements=1)
+    promised = clipped_sum_sensitivity(1.0, batch_size=129, layout=gradclip.SumLayout(elements=1))
     assert promised.bound < moved <= promised.total
     assert promised.rounding < 2.1 * 2.0**-17

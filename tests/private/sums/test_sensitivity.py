@@ -6,8 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from tests.support.sum_layouts import with_layout
 
 from gradclip._src.private.functions.transforms import clipped_grad
+from gradclip._src.private.sums.layout import SumLayout
 from gradclip._src.private.sums.sensitivity import Sensitivity, clipped_sum_sensitivity, rounded_up
 
 
@@ -48,7 +50,7 @@ def test_the_record_says_what_it_is_about():
 
 
 def rounding(max_norm=1.0, batch_size=256, **settings):
-    return clipped_sum_sensitivity(max_norm, batch_size=batch_size, **settings).rounding
+    return clipped_sum_sensitivity(max_norm, batch_size=batch_size, **with_layout(settings)).rounding
 
 
 def test_rounding_by_hand():
@@ -85,7 +87,9 @@ def test_sums_of_integers_say_their_distance_in_steps():
     assert clipped_sum_sensitivity(0.25, "replace_one", grid=2**20, per_layer=True).in_steps == 2**21
     two = clipped_sum_sensitivity({"w": 3.0, "b": 4.0}, grid=2**20).in_steps
     assert Fraction(math.nextafter(two, 0)) ** 2 < 2 * Fraction(2**40) <= Fraction(two) ** 2
-    halves = clipped_sum_sensitivity(1.0, grid=2**20, partial_sums=2, partial_sums_in="float32", batch_size=4)
+    halves = clipped_sum_sensitivity(
+        1.0, grid=2**20, layout=SumLayout(partial_sums=2, partial_sums_in="float32"), batch_size=4
+    )
     assert halves.rounding > 0
     for floats in (halves, clipped_sum_sensitivity(1.0), clipped_sum_sensitivity(1.0, grid=2**20, normalize_by=2.0)):
         assert floats.in_steps is None
@@ -95,7 +99,10 @@ def test_the_largest_sum_is_told():
     assert clipped_sum_sensitivity(1.0).batch_size is None
     assert clipped_sum_sensitivity(1.0, batch_size=256).batch_size == 256
     assert clipped_sum_sensitivity(1.0, batch_size=256, grid=2**20).batch_size == 256
-    assert clipped_grad(lambda w, x: (w * x).sum(), 1.0, pad_to=8).sensitivity(partial_sums=2).batch_size == 16
+    assert (
+        clipped_grad(lambda w, x: (w * x).sum(), 1.0, pad_to=8).sensitivity(layout=SumLayout(partial_sums=2)).batch_size
+        == 16
+    )
 
 
 def test_noise():
@@ -161,7 +168,10 @@ def test_in_words(sensitivity, text):
         (lambda: clipped_sum_sensitivity(1.0, sum_dtype="float16"), "sum_dtype must be float32 or float64"),
         (lambda: clipped_sum_sensitivity(1.0, to_unit=True, per_layer=True), "per_layer depends on the layers"),
         (lambda: clipped_sum_sensitivity(3e38, batch_size=8), "can overflow float32"),
-        (lambda: clipped_sum_sensitivity(1.0, batch_size=2**24, summed_in="float32"), "Sum fewer terms, or in float64"),
+        (
+            lambda: clipped_sum_sensitivity(1.0, batch_size=2**24, layout=SumLayout(summed_in="float32")),
+            "Sum fewer terms, or in float64",
+        ),
         (lambda: Sensitivity(-1.0, "example", relation="zero_out"), "bound must be a distance"),
         (lambda: Sensitivity(math.nan, "example", relation="zero_out"), "bound must be a distance"),
         (

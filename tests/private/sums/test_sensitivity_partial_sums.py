@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from tests.support.sum_layouts import with_layout
 
 import gradclip
 from gradclip import clipped_sum_sensitivity
@@ -21,7 +22,7 @@ def dot(w, x):
 
 
 def promise(**settings):
-    return clipped_sum_sensitivity(1.0, **settings)
+    return clipped_sum_sensitivity(1.0, **with_layout(settings))
 
 
 def adversarial(parts, direction):
@@ -85,7 +86,7 @@ def test_partial_sums_that_are_added_in_a_half_type(dtype):
 
 def promised_by(clipped, **settings):
     """What a clipped function promises where shapes and places stay, without the words for this condition."""
-    found = clipped.sensitivity("zero_out", **settings)
+    found = clipped.sensitivity("zero_out", **with_layout(settings))
     return dataclasses.replace(found, relation="add_or_remove_one", note="", keeps_places=False)
 
 

@@ -156,4 +156,4 @@ def test_a_grid_is_promised_before_any_call():
     clipped = gradclip.clipped_fun(lambda x: x, 1.0, batch_argnums=0, grid=4, pad_to=8)
     assert clipped.sensitivity().bound == 1.0
     with pytest.raises(ValueError, match="too coarse for 1000 elements"):
-        clipped.sensitivity(elements=1000)
+        clipped.sensitivity(layout=gradclip.SumLayout(elements=1000))

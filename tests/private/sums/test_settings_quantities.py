@@ -9,8 +9,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from tests.support.sum_layouts import with_layout
 
-from gradclip import Sensitivity, clipped_sum_sensitivity
+from gradclip import Sensitivity, SumLayout, clipped_sum_sensitivity
 from gradclip._src.private.sums.settings import as_number
 
 HUGE = [10**400, -(10**400), 10**5000, Fraction(10) ** 400]
@@ -49,10 +50,12 @@ def test_scalars_are_numbers(scalar):
 @pytest.mark.parametrize("count", [np.int64(8), np.int8(8), np.uint64(8), np.array(8), torch.tensor(8)], ids=by_type)
 def test_counts_of_numpy(count):
     found = clipped_sum_sensitivity(
-        1.0, batch_size=count, partial_sums=count, elements=count, microbatches=count, partial_sums_in="float16"
+        1.0,
+        batch_size=count,
+        layout=SumLayout(partial_sums=count, elements=count, microbatches=count, partial_sums_in="float16"),
     )
     assert found == clipped_sum_sensitivity(
-        1.0, batch_size=8, partial_sums=8, elements=8, microbatches=8, partial_sums_in="float16"
+        1.0, batch_size=8, layout=SumLayout(partial_sums=8, elements=8, microbatches=8, partial_sums_in="float16")
     )
     assert clipped_sum_sensitivity(1.0, grid=np.int64(2**20)).rounding == 0.0
     assert promise(np.int64(2)).noise_std(np.int64(3)) == 6.0
@@ -88,8 +91,9 @@ def test_huge_numbers(value):
     "value", [10**400, 1 << 20000, 2**63, 0, -1, 1.5, True, "1", [1], math.inf, np.float64(2)], ids=by_type
 )
 def test_counts_out_of_range(name, value):
-    with pytest.raises(ValueError, match=f"{name} must be a whole number, 1 or more"):
-        clipped_sum_sensitivity(1.0, **{name: value})
+    wrong = (ValueError, TypeError) if name == "elements" else ValueError  # anything may be a tree of arrays
+    with pytest.raises(wrong, match=f"{name} must be a (whole )?number"):
+        clipped_sum_sensitivity(1.0, **with_layout({name: value}))
 
 
 @pytest.mark.parametrize("value", NO_NUMBERS, ids=by_type)
@@ -121,12 +125,12 @@ def test_noise_and_sensitivities_beyond_the_range():
 def test_dtypes_of_sums(dtype):
     for name in ("sum_dtype", "summed_in"):
         with pytest.raises(ValueError, match=f"{name} must be float32 or float64, got .{{0,120}}$"):
-            clipped_sum_sensitivity(1.0, **{name: dtype})
+            clipped_sum_sensitivity(1.0, **with_layout({name: dtype}))
 
 
 def test_dtypes_of_partial_sums():
     with pytest.raises(ValueError, match="partial_sums_in must be float32, float64, float16 or bfloat16, got 'int8'"):
-        clipped_sum_sensitivity(1.0, partial_sums_in="int8")
+        SumLayout(partial_sums_in="int8")
 
 
 @pytest.mark.parametrize("name", ["relation", "rule", "unit"])
@@ -154,7 +158,7 @@ def test_names_that_are_no_text(name, value):
 )
 def test_what_clipping_refuses_is_not_promised(settings, message):
     with pytest.raises(ValueError, match=message):
-        clipped_sum_sensitivity(**{"max_norm": 1.0, **settings})
+        clipped_sum_sensitivity(**{"max_norm": 1.0, **with_layout(settings)})
 
 
 def test_the_largest_grid_is_promised():

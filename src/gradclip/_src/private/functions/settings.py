@@ -1,19 +1,19 @@
 """What a clipped function is asked to do, checked when it is made, and the sensitivity that it promises."""
 
 import math
-import numbers
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
-from gradclip._src.annotations import Method, Relation, SumDtype, Thresholds, Unit, WideDtype
-from gradclip._src.core.formats import SUPPORTED, bare_name, format_named, is_complex_name
-from gradclip._src.core.layouts import EXAMPLE, TREE, Scope
+from gradclip._src.annotations import Method, Relation, SumDtype, Thresholds, Unit
+from gradclip._src.core.formats import SUPPORTED, bare_name, format_named
+from gradclip._src.core.layouts import EXAMPLE
 from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.passed.arguments import check_flag
 from gradclip._src.private.batching.verbs import Function
 from gradclip._src.private.sums.call_arguments import needed_positions, not_said, others_than, positions
+from gradclip._src.private.sums.layout import SumLayout, as_layout, real_numbers
 from gradclip._src.private.sums.microbatches import MOST, Memory, as_microbatch_size, promise_for, whole_program
 from gradclip._src.private.sums.rounding import ASSUMED_ELEMENTS, FactoredGradients
 from gradclip._src.private.sums.sensitivity import Sensitivity, sensitivity_of
@@ -26,8 +26,7 @@ from gradclip._src.private.sums.settings import (
     check_name,
 )
 from gradclip._src.public import public
-from gradclip._src.tree import flatten
-from gradclip._src.words import listed, shown, typed
+from gradclip._src.words import listed, shown
 
 _SEVERAL_TERMS = 2
 
@@ -100,7 +99,7 @@ class ObservedGradients:
         """
         leaves = list(leaves)
         names = [name for name in (bare_name(leaf.dtype) for leaf in leaves) if name in SUPPORTED]
-        self._elements = max(self._elements, _elements(leaves, EXAMPLE))
+        self._elements = max(self._elements, real_numbers(leaves, EXAMPLE))
         known = names if self._narrowest is None else [*names, self._narrowest]
         self._narrowest = min(known, key=lambda name: format_named(name).precision, default=None)
         narrow = self._narrowest is not None and format_named(self._narrowest).precision < 24
@@ -109,36 +108,27 @@ class ObservedGradients:
             warnings.warn(
                 f"sensitivity() was called before the first batch and assumed at most {ASSUMED_ELEMENTS} elements and "
                 f"results in float32. This batch has {self._elements} elements per example, the narrowest of them "
-                f"{self._narrowest}. Call sensitivity() again after a batch, or pass elements= and partial_sums_in=.",
+                f"{self._narrowest}. Call sensitivity() again after a batch, or pass "
+                "layout=gradclip.SumLayout(elements=..., partial_sums_in=...).",
                 RuntimeWarning,
                 stacklevel=2,
             )
 
-    def elements(self, given: object) -> int | None:
-        """Return a number of elements: the given one, that of a given tree, or the most seen. None before any call."""
-        if isinstance(given, numbers.Integral):
-            return as_count("elements", given)
-        if given is not None:
-            leaves = flatten(given).leaves
-            if not all(hasattr(leaf, "shape") for leaf in leaves):
-                raise TypeError(
-                    "elements must be a number of elements or a tree of arrays, such as the parameters, got "
-                    f"{typed(given)}."
-                )
-            return as_count("elements", _elements(leaves, TREE))
-        if not self._elements:
+    def layout(self, given: SumLayout, microbatches: int, added_in: SumDtype | None) -> SumLayout:
+        """Return a layout with what it leaves open: the most elements of any call, and what the function does."""
+        if given.elements is None and not self._elements:
             self._assumed_elements = ASSUMED_ELEMENTS
-        return self._elements or None
+        return replace(
+            given,
+            elements=given.elements or self._elements or None,
+            microbatches=given.microbatches or microbatches,
+            partial_sums_in=given.partial_sums_in or added_in,
+        )
 
     def narrowest(self) -> str:
         """Return the narrowest real dtype so far, or float32 before the first call."""
         self._assumed_dtype |= self._narrowest is None
         return format_named(self._narrowest or "float32").name
-
-
-def _elements(leaves: Iterable[Any], scope: Scope) -> int:
-    """Return how many real numbers share one norm in these leaves."""
-    return sum(scope.elements(x.shape) * (1 + is_complex_name(bare_name(x.dtype))) for x in leaves)
 
 
 F = TypeVar("F", bound="FunctionSettings")
@@ -218,24 +208,19 @@ class FunctionSettings:
         relation: Relation = "add_or_remove_one",
         *,
         batch_size: int | None = None,
-        partial_sums: int = 1,
-        partial_sums_in: SumDtype | None = None,
-        summed_in: WideDtype = "float64",
-        elements: object = None,
+        layout: SumLayout | None = None,
     ) -> Sensitivity:
         """Return how far one unit can move the result. Scale the noise of private training to it.
 
         Args:
             relation: "add_or_remove_one", "replace_one" or "zero_out", as in `gradclip.Sensitivity`.
             batch_size: the largest number of examples in the whole sum, padding included. The rounding depends on it.
-                If left out: `pad_to` times `partial_sums`.
-            partial_sums: how many results of this function you add up afterwards: with `psum` over devices, with an
-                all-reduce over processes, or over virtual batches. The sensitivity is for their sum.
-            partial_sums_in: the dtype in which you add them up, if it differs from the dtype of the results.
-            summed_in: the dtype in which the device adds up examples: "float64", or "float32" if it has no float64.
-            elements: the number of elements in one example's gradient, or the parameters, to count them. None: the
-                most in any call so far, or 2**26 before the first call; a call with more than that then warns. If
-                gradients grow after the first call, call `sensitivity` again.
+                If left out: `pad_to` times the layout's partial sums.
+            layout: how results of this function are added up, if you add up several of them: with `psum` over devices,
+                with an all-reduce over processes, or over virtual batches. The sensitivity is for their sum. What the
+                layout leaves open, the function knows: its microbatches, and the most elements in any call so far, or
+                2**26 before the first call; a call with more than that then warns. If gradients grow after the first
+                call, call `sensitivity` again.
 
         With a grid, results are integers, and the bound is for these times max_norm / grid: multiply them after
         `gradclip.add_noise`, but before you add noise of your own.
@@ -249,13 +234,14 @@ class FunctionSettings:
         result says for which batches the bound holds, or why it is infinite.
 
         Raises:
-            ValueError: an unknown name, a count below 1, a sum that may overflow. TypeError: `elements` that is neither
-            a number nor a tree of arrays.
-
+            ValueError: an unknown name, a count below 1, a sum that may overflow. TypeError: a layout that is no
+            `gradclip.SumLayout`.
         """
+        asked = as_layout(layout)
         if batch_size is None and self.pad_to is not None:
-            batch_size = self.pad_to * as_count("partial_sums", partial_sums)
+            batch_size = self.pad_to * asked.partial_sums
         count = None if batch_size is None else as_count("batch_size", batch_size)
+        microbatches = self.observed.microbatches(self.microbatch_size, count)
         promise = sensitivity_of(
             self.settings,
             relation,
@@ -263,11 +249,7 @@ class FunctionSettings:
             normalize_by=self.normalize_by,
             batch_size=count,
             sum_format=self.settings.sum_format,
-            summed_in=summed_in,
-            partial_sums=partial_sums,
-            elements=self.observed.elements(elements),
-            microbatches=self.observed.microbatches(self.microbatch_size, count),
-            partial_sums_in=self._added_in() if partial_sums_in is None else partial_sums_in,
+            layout=self.observed.layout(asked, microbatches, self._added_in()),
             factors=None if self._why_made() else self.observed.factors(self._most_at_once()),
         )
         if promise.note:
@@ -296,7 +278,7 @@ class FunctionSettings:
             return MOST if self.pad_to is None else whole_program(self.pad_to)
         return self.microbatch_size
 
-    def _added_in(self) -> Any:
+    def _added_in(self) -> SumDtype | None:
         """Return the dtype to which results are rounded and in which they are added up; None for the sum's own."""
         return None
 

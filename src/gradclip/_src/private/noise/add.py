@@ -281,7 +281,7 @@ def _check_not_narrowed(leaves: Sequence[Any], sensitivity: Sensitivity) -> None
             raise ValueError(
                 f"the sum is {name}, and this sensitivity is for sums in a wider dtype: rounding {units} units to "
                 f"{name} moves them by more. Add the noise before the sum is cast, or pass "
-                f"partial_sums_in='{name}' to .sensitivity() if that is how sums are added up."
+                f"layout=gradclip.SumLayout(partial_sums_in='{name}') to .sensitivity() if sums are added up in it."
             )
 
 

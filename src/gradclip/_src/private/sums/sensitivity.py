@@ -14,10 +14,11 @@ import math
 from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 
-from gradclip._src.annotations import Policy, Relation, RuleName, SumDtype, Thresholds, Unit, WideDtype
+from gradclip._src.annotations import Policy, Relation, RuleName, Thresholds, Unit, WideDtype
 from gradclip._src.core.formats import Format
 from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.passed.arguments import check_flag, check_threshold
+from gradclip._src.private.sums.layout import SumLayout, as_layout
 from gradclip._src.private.sums.rounding import ASSUMED_ELEMENTS, FactoredGradients, Summation, root_up, rounded_up
 from gradclip._src.private.sums.settings import (
     PerExampleSettings,
@@ -164,11 +165,7 @@ def clipped_sum_sensitivity(
     batch_size: int | None = None,
     sum_dtype: WideDtype = "float32",
     grid: int | None = None,
-    summed_in: WideDtype = "float64",
-    partial_sums: int = 1,
-    elements: int | None = None,
-    microbatches: int = 1,
-    partial_sums_in: SumDtype | None = None,
+    layout: SumLayout | None = None,
 ) -> Sensitivity:
     """Return the sensitivity of a sum of clipped gradients, a proven bound with its rounding.
 
@@ -188,13 +185,8 @@ def clipped_sum_sensitivity(
         grid: the number of integer steps in `max_norm`, if sums are on a grid. They are integers and do not round. The
             bound is for the integers times max_norm / grid, with `per_layer` as well. In steps it is grid / max_norm
             times as much. With several thresholds, it is for all sums together, each times its own threshold / grid.
-        summed_in: the dtype in which the device adds up: "float64", or "float32" if it has no float64.
-        partial_sums: the most sums, each rounded to `sum_dtype`, that are added up afterwards, in any order. For
-            devices and virtual batches together, pass the product.
-        elements: the most elements in one unit's gradient; None assumes 2**26.
-        microbatches: the most microbatches that one such sum is added up from, in `sum_dtype`.
-        partial_sums_in: the dtype to which partial sums are rounded and in which they are added up, if it is not
-            `sum_dtype`: "float32", "float64", "float16" or "bfloat16", as in a compressed reduction.
+        layout: how the sum is added up, if it has several parts, if the device has no float64, or if a unit has more
+            than 2**26 elements.
 
     Returns:
         A `Sensitivity`. Its bound and rounding are proven, and rounded up.
@@ -236,11 +228,7 @@ def clipped_sum_sensitivity(
         normalize_by=normalize_by,
         batch_size=batch_size,
         sum_format=sum_format,
-        summed_in=summed_in,
-        partial_sums=partial_sums,
-        elements=elements,
-        microbatches=microbatches,
-        partial_sums_in=partial_sums_in,
+        layout=as_layout(layout),
     )
 
 
@@ -252,11 +240,7 @@ def sensitivity_of(
     unit: Unit = "example",
     normalize_by: float = 1.0,
     batch_size: int | None = None,
-    summed_in: WideDtype = "float64",
-    partial_sums: int = 1,
-    elements: int | None = None,
-    microbatches: int = 1,
-    partial_sums_in: SumDtype | None = None,
+    layout: SumLayout | None = None,
     factors: FactoredGradients | None = None,
 ) -> Sensitivity:
     """Return the sensitivity under these settings.
@@ -264,16 +248,15 @@ def sensitivity_of(
     `factors` is as in `Summation`. The other arguments are those of `clipped_sum_sensitivity`.
     """
     check_name("relation", relation, RELATIONS)
-    counts = {"batch_size": batch_size, "elements": elements}
-    counts |= {"partial_sums": partial_sums, "microbatches": microbatches}
-    known = {name: None if count is None else as_count(name, count) for name, count in counts.items()}
-    device = as_format("summed_in", summed_in)
-    added_in = None if partial_sums_in is None else as_format("partial_sums_in", partial_sums_in, narrow=True)
+    layout = SumLayout() if layout is None else layout
+    count = None if batch_size is None else as_count("batch_size", batch_size)
+    named = layout.partial_sums_in
+    added_in = None if named is None else as_format("partial_sums_in", named, narrow=True)
     divisor = as_divisor("normalize_by", normalize_by, sum_format)
     thresholds = _thresholds(settings.max_norm)
     if settings.grid is not None:
         list(map(check_threshold_of_grid, thresholds))
-        grid_for(settings.grid, known["elements"] or 1, known["batch_size"] or 1)
+        grid_for(settings.grid, layout.elements or 1, count or 1)
     denominator = None if divisor == 1 else divisor
     if settings.policy.tells:
         return Sensitivity(math.inf, unit, relation=relation, denominator=denominator, note=settings.policy.tells)
@@ -288,17 +271,17 @@ def sensitivity_of(
         raise ValueError(f"the sensitivity is beyond float64's range. Lower max_norm, got {shown(settings.max_norm)}.")
     on_grid = settings.grid is not None
     summation = Summation(
-        device,
+        as_format("summed_in", layout.summed_in),
         sum_format,
         None if added_in is sum_format and not on_grid else added_in,
-        known["microbatches"] or 1,
-        known["partial_sums"] or 1,
-        known["elements"] or ASSUMED_ELEMENTS,
+        layout.microbatches or 1,
+        layout.partial_sums,
+        layout.elements or ASSUMED_ELEMENTS,
         divisor,
         on_grid,
         factors,
     )
-    rounding = summation.bound(one, known["batch_size"])
+    rounding = summation.bound(one, count)
     integers = settings.grid is not None and rounding == 0 and denominator is None
     steps = root_up(Fraction(len(thresholds) * (times * (settings.grid or 1)) ** 2)) if integers else None
     return Sensitivity(
@@ -307,7 +290,7 @@ def sensitivity_of(
         relation=relation,
         denominator=denominator,
         rounding=rounding,
-        batch_size=known["batch_size"],
+        batch_size=count,
         in_steps=steps,
     )
 
