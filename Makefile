@@ -10,7 +10,7 @@ TRAINERS := .venv-trainers
 # Compiling takes most of the installation time. Not every environment needs the kernels.
 NO_KERNELS := -Cwheel.cmake=false -Cwheel.py-api=py3
 NATIVE := CMakeLists.txt $(wildcard src/gradclip/_src/native/*.cpp src/gradclip/_src/native/*.hpp)
-DEMO ?=
+DEMO ?= build/loss_spike.svg
 COMPILERS ?= g++ clang++-14
 MINUTES ?= 30
 SEED := $(or $(SEED),$(shell date +%s))
@@ -29,8 +29,10 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## Show this menu
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
 
-demo: .venv-demo/ready  ## Train a network at several learning rates, with and without clipping; DEMO="--steps 50" for a short run
-	.venv-demo/bin/python examples/demo/demo.py $(DEMO)
+demo: .venv-demo/ready  ## Train a network on data with one broken record, without clipping, with it, and with spikes skipped
+	@mkdir -p $(dir $(DEMO))
+	MATPLOTLIBRC=examples/gallery .venv-demo/bin/python examples/gallery/loss_spike.py $(DEMO)
+	@echo wrote $(DEMO)
 
 test: $(VENV)/ready  ## Set up and run the tests that are quick: each value of each parameter once
 	$(PYTEST) -m "quick and not gpu"
@@ -180,7 +182,8 @@ $(VENV)/ready: pyproject.toml $(NATIVE)
 
 .venv-demo/ready: pyproject.toml $(NATIVE)
 	$(PYTHON) -m venv .venv-demo
-	.venv-demo/bin/$(INSTALL) -e '.[jax,plot]' rich scikit-learn
+	.venv-demo/bin/$(INSTALL) torch==2.13.0
+	.venv-demo/bin/$(INSTALL) -e '.[torch,plot]' scikit-learn
 	touch $@
 
 .venv-sanitize/ready: pyproject.toml

@@ -3,11 +3,10 @@
 All runs of a task with the same seed see the same batches. Losses take the parameters and one batch.
 """
 
-import sys
 from dataclasses import replace
 from functools import cache, partial
-from pathlib import Path
 
+import digits_network as network
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,15 +14,11 @@ from sklearn.datasets import load_digits
 from training_task import Task, cross_entropy, momentum, rates, right
 from training_texts import bfloat16, experts, million
 
-sys.path.append(str(Path(__file__).parents[1] / "examples" / "demo"))
-
-import demo_training as demo
-
-# A recurrent network: the demo's
+# A recurrent network that reads digits pixel by pixel
 
 
 def recurrent():
-    digits = demo.load()
+    digits = network.load()
 
     def batches(seed):
         rows = np.random.default_rng(seed).integers(0, len(digits.train_digits), (600, 16))
@@ -34,10 +29,10 @@ def recurrent():
         "accuracy",
         600,
         rates(0.003, 1.0, 3),
-        demo.init,
+        network.init,
         batches,
-        lambda weights, batch: demo.loss(weights, *batch),
-        lambda weights: demo.accuracy(weights, digits.test_pixels, digits.test_digits),
+        lambda weights, batch: network.loss(weights, *batch),
+        lambda weights: network.accuracy(weights, digits.test_pixels, digits.test_digits),
         momentum(),
         45,
     )

@@ -22,7 +22,6 @@ SPECIAL = {
     "CONTRIBUTING.md": ["tests/repository/test_pages.py"],
     "README.md": ["tests/test_readme.py"],
     "docs": ["tests/test_docs.py", *(f"tests/repository/test_{name}.py" for name in ("architecture", "pages"))],
-    "examples/demo": ["tests/demo", "tests/test_readme.py"],
     "examples": ["tests/test_examples.py"],
     "scripts/changed_tests.py": ["tests/repository/test_changed_tests.py"],
     "scripts/mirror.py": ["tests/repository/test_changed_tests.py"],

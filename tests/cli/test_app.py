@@ -55,9 +55,9 @@ def test_the_demo_says_where_it_is(monkeypatch, capsys, missing):
         entry.main()
     assert stopped.value.code == 2
     assert capsys.readouterr() == ("", f"{entry.DEMO}\n")
-    assert (Path(__file__).parents[2] / "examples" / "demo" / "demo.py").exists()
+    assert (Path(__file__).parents[2] / "examples" / "gallery" / "loss_spike.py").exists()
     assert "make demo" in entry.DEMO
-    assert "examples/demo" in entry.DEMO
+    assert "examples/gallery/loss_spike.py" in entry.DEMO
 
 
 BARE = """

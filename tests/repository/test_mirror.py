@@ -36,8 +36,10 @@ OF_PROGRAMS = {
     "docs",
     "examples",
     "gallery",
+    "digits_network",
     "gpu_benchmark",
     "hops",
+    "kinds_picture",
     "readme",
     "scenarios",
     "surface",
@@ -46,7 +48,6 @@ OF_PROGRAMS = {
 # Folders of tests that mirror nothing: helpers, and tests of a kind of their own.
 OTHER_FOLDERS = {
     "attack",
-    "demo",
     "exact",
     "gpu",
     "keras_backends",

@@ -105,7 +105,7 @@ _OF_RULE = ("rule=gradclip.QuantileRule(...)",)
 _KEYWORDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("norm_type", "p", "order", "norm"), _ORDER),
     **dict.fromkeys(("clip_norm", "max_grad_norm", "l2_clip_norm", "l2_norm_clip", "threshold"), _THRESHOLD),
-    **dict.fromkeys(("max_norm", "max_value", "clip_value", "max_delta", "clip_factor"), _THRESHOLD),
+    **dict.fromkeys(("max_norm", "max_value", "clip_value", "max_delta", "clip_factor", "clipping"), _THRESHOLD),
     **dict.fromkeys(("clip_grad", "gradient_clip_val", "gradient_clipping", "max_gradient_norm"), _THRESHOLD),
     **dict.fromkeys(("clipnorm", "global_clipnorm", "clipvalue"), _THRESHOLD),
     **dict.fromkeys(("error_if_nonfinite", "raise_if_nonfinite"), ('nonfinite="raise"',)),

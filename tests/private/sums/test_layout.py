@@ -2,6 +2,7 @@ import dataclasses
 import inspect
 import pickle
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -42,9 +43,7 @@ def test_elements_are_one_or_more(elements):
 def test_arguments_go_by_name():
     with pytest.raises(TypeError):
         SumLayout(8)
-    with pytest.raises(TypeError, match="partial_sums must be a constant|must be a whole number"):
-        import jax
-
+    with pytest.raises(TypeError, match="partial_sums must be a constant, got a traced array"):
         jax.jit(lambda n: SumLayout(partial_sums=n).partial_sums)(2)
 
 

@@ -9,7 +9,9 @@ from gradclip._src.cli import INSTALL
 from gradclip._src.versions import info_text, version_text
 
 _WITHOUT_TYPER: dict[tuple[str, ...], Callable[[], str]] = {("info",): info_text, ("--version",): version_text}
-DEMO = "The demo is an example now: run `make demo` in a clone of gradclip, or see examples/demo there."
+DEMO = (
+    "The demo is an example now: run `make demo` in a clone of gradclip, or see examples/gallery/loss_spike.py there."
+)
 
 
 def main() -> None:
