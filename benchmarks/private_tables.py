@@ -1,26 +1,9 @@
-"""The tables of private_steps.py: time and memory of private steps, and how they grow with the batch and the width."""
+"""The tables of private_steps.py and noise.py: times of private steps, and of their noise."""
 
-from functools import partial
-
-from private_networks import CONTENDERS, OURS, PLAIN, WORKLOADS
+from private_networks import CONTENDERS, OURS, WORKLOADS
 from report import head, rounded
 
 OUR_NAME = next(iter(OURS))
-
-
-def of_networks(framework, rows):
-    """Return a line for each network, with time and memory of each contender as multiples of the plain step's."""
-    others = CONTENDERS[framework][1:]
-    lines = head("", "not private, ms", "MiB", *(name.removeprefix("gradclip, ") for name in others))
-    for network, workload in WORKLOADS.items():
-        found = {row["name"]: row for row in rows if _place(row) == (framework, network, 1)}
-        if found:
-            plain = found[PLAIN]
-            lines += f"| {workload.title}, {workload.batch} examples | {rounded(plain['processor ms'], 3)} "
-            lines += (
-                f"| {plain['bytes'] / 2**20:,.1f} | {' | '.join(_times(found[name], plain) for name in others)} |\n"
-            )
-    return lines
 
 
 def of_private_times(rows):
@@ -41,57 +24,8 @@ def of_private_times(rows):
     return lines
 
 
-def of_two_cores(rows):
-    """Return a line for each network, with the time of the plain step on two cores, and the ratio of gradclip's."""
-    lines = head(
-        "on two cores", *(f"{framework}, {what}" for framework in CONTENDERS for what in ("not private, ms", OUR_NAME))
-    )
-    for network, workload in WORKLOADS.items():
-        cells = []
-        for framework in CONTENDERS:
-            found = {row["name"]: row.get("wall ms") for row in rows if _place(row) == (framework, network, 2)}
-            if found:
-                cells += [rounded(found[PLAIN], 3), rounded(found[OUR_NAME] / found[PLAIN], 2)]
-        lines += f"| {workload.title} | {' | '.join(cells)} |\n" if cells else ""
-    return lines
-
-
-def of_growth(rows):
-    """Return a line for each framework, contender and direction, with milliseconds and MiB."""
-    numbers = {along: sorted({row["number"] for row in rows if row["along"] == along}) for along in ("batch", "width")}
-    columns = [(along, number) for along, some in numbers.items() for number in some]
-    lines = head("perceptron, ms / MiB", *(f"{along} {number:,}" for along, number in columns))
-    for framework, names in CONTENDERS.items():
-        for name in names:
-            found = {
-                (row["along"], row["number"]): row
-                for row in rows
-                if (row["framework"], row["name"]) == (framework, name)
-            }
-            if found:
-                cells = [_growth_of(found[column]) if column in found else "" for column in columns]
-                lines += f"| {framework}, {name} | {' | '.join(cells)} |\n"
-    return lines
-
-
 def _place(row):
     return row["framework"], row["network"], row["threads"]
-
-
-def _times(row, plain):
-    if "reason" in row:
-        return (
-            "too large" if row["reason"].startswith("MemoryError") or "allocate" in row["reason"] else "not supported"
-        )
-    time, size = row["processor ms"] / plain["processor ms"], row["bytes"] / plain["bytes"]
-    return f"{rounded(time, 2)} / {rounded(size, 2)}"
-
-
-def _growth_of(row):
-    return f"{rounded(row['processor ms'], 3)} / {rounded(row['bytes'] / 2**20, 3)}"
-
-
-OF_JAX, OF_TORCH = (partial(of_networks, framework) for framework in CONTENDERS)
 
 
 def of_noise(rows):

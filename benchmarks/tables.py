@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpu_results import measured
 from gpu_tables import of_gpu
-from private_tables import OF_JAX, OF_TORCH, of_growth, of_noise, of_private_times, of_two_cores
+from private_tables import of_noise, of_private_times
 from report import (
     CALLS,
     CLIPPING,
@@ -296,12 +296,8 @@ TABLES = [
     Table("docs/accelerators.md", "programs", COUNTS_JAX, of_programs, "lines"),
     Table("docs/accelerators.md", "examples", COUNTS_EXAMPLES, of_examples, "lines"),
     OfDevices("docs/accelerators.md", "gpu", RESULTS, of_gpu),
-    Table("docs/per-example.md", "sums", PER_EXAMPLE, of_sums),
-    Table("docs/per-example.md", "steps in JAX", PRIVATE_STEPS, OF_JAX),
-    Table("docs/per-example.md", "steps in PyTorch", PRIVATE_STEPS, OF_TORCH),
-    Table("docs/per-example.md", "steps on two cores", PRIVATE_STEPS, of_two_cores),
-    Table("docs/per-example.md", "growth", PRIVATE_STEPS, of_growth, "growth"),
-    Table("docs/per-example.md", "noise", NOISE, of_noise),
+    Table("docs/explanation/sensitivity.md", "sums", PER_EXAMPLE, of_sums),
+    Table("docs/tutorials/private.md", "noise", NOISE, of_noise),
     Table("docs/sharded.md", "times", SHARDED, of_processes),
     Table("docs/sharded.md", "layouts", SHARDED, of_layouts, "layouts"),
     Table("docs/sharded.md", "trainers", SHARDED_TRAINERS, of_trainers, "layouts"),

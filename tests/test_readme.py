@@ -16,7 +16,6 @@ CODE_BLOCKS = {
     "docs/adaptive.md": 6,
     "docs/monitor.md": 6,
     "docs/optimizers.md": 3,
-    "docs/per-example.md": 17,
     "docs/tensorflow.md": 3,
 }
 
