@@ -20,7 +20,7 @@ sys.path.append(str(ROOT / "tests" / "support"))
 
 import code_blocks  # noqa: E402
 
-PAGE = ROOT / "docs" / "how-to" / "dp-trainer.md"
+PAGE = ROOT / "docs" / "migrate" / "jax-privacy.md"
 FILES = ("clipping_test", "gradient_clipping_test", "execution_plan_test", "optimizers_test", "training_test")
 REASONS = {
     "test_clip_pytree_clip_norm_zero_rescale": "wants a norm of 1 to 7 places; ours is at most 1, here 1 - 3 * 2**-24",
