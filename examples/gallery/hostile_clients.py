@@ -1,16 +1,13 @@
 """Federated rounds with hostile clients.
 
-Twenty clients train on digits of their own and send updates. Five of them are
-hostile. Client 0 sends a NaN. Client 1 sends an update that is turned round and
-1,000 times too long. Client 2 exceeds the bound by less than a norm in float32
-shows. Client 3 leaves out an array. Client 4 turns its update round, but keeps
-to the bound.
+What clients send can ruin a training, unless the server checks it. Five of
+twenty clients are hostile: a NaN, an update turned round and 1,000 times too
+long, one too long by less than float32 shows, one without an array, and one
+turned round within the bound. No bound can refuse the last.
 
-Three servers see the same clients. The first trusts: one NaN ends its training.
-The second clips again and turns an update with NaN into zeros. It learns, but
-what the liars send is still in its mean. The third asks `check_update`, which
-decides in exact arithmetic, and says why it refuses. Client 4 passes, as every
-honest update does: the bound limits what it can do, not what it wants.
+The server that trusts learns nothing. The one that clips again learns, but
+keeps what the liars send in its mean. The one that asks `check_update` learns
+best, and says why it refuses.
 """
 
 import sys

@@ -1,11 +1,9 @@
 """Private training: accuracy against epsilon.
 
-Epsilon says how much the trained model may reveal of any one image: less is
-more private. `PoissonBatches` samples the batches, `clipped_grad` clips the
-gradient of each image, and `PrivateRun` finds the noise for a given epsilon and
-counts what is released. Each epsilon is trained with three seeds. Seeds make
-the figures repeat. A model that is released needs random numbers that nobody
-knows: leave out `seed=` and `rng=` then, and the noise is exact.
+How much accuracy does privacy cost? Epsilon says how much the model may reveal
+of any one image: less is more private. Each epsilon is trained with three
+seeds, so that the figures repeat. For a model that is released, leave out
+`seed=` and `rng=`: the noise is then exact, from numbers that nobody knows.
 """
 
 import sys
