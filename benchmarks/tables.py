@@ -25,8 +25,6 @@ from report import (
     PRIVATE_STEPS,
     RESULTS,
     SCENARIOS,
-    SHARDED,
-    SHARDED_JAX,
     SHARDED_TRAINERS,
     TRAINING,
     TRAINING_ADVICE,
@@ -113,34 +111,11 @@ def of_sums(rows):
     return lines
 
 
-def of_processes(rows):
-    """Return a line for each number of processes and tensors."""
-    lines = head(
-        "processes, tensors", "gradclip, ms", "torch, ms", "times as fast", "bytes sent, gradclip", "bytes sent, torch"
-    )
-    for ours, torchs in zip(rows[::2], rows[1::2], strict=True):
-        lines += f"| {ours['processes']}, {ours['tensors']} | {_time(ours)} | {_time(torchs)} "
-        lines += f"| {rounded(torchs['ms'] / ours['ms'], 2)} | {ours['bytes']:,} | {torchs['bytes']:,} |\n"
-    return lines
-
-
 def of_trainers(layouts):
     names = [name for name in layouts[0] if name != "layout"]
     lines = head("layout", *names) + "".join(f"| {' | '.join(row.values())} |\n" for row in layouts)
     right = [str(sum(row[name] == "right" for row in layouts)) for name in names]
     return lines + f"| **right** | {' | '.join(f'**{count}**' for count in right)} |\n"
-
-
-def of_meshes(rows):
-    """Return a line for each layout that splits something, mesh and function. No call gathers an array."""
-    lines = head("layout", "mesh", "function", "all-reduces (outside branches)", "ms")
-    for row in rows:
-        if row["all-gathers"]:
-            raise ValueError(f"{row['name']} gathers arrays: the page says that no call does")
-        if not row["layout"].startswith("replicated"):
-            lines += f"| {row['layout']} | {row['mesh']} | {row['name']} "
-            lines += f"| {row['all-reduces']} ({row['outside of branches']}) | {_time(row)} |\n"
-    return lines
 
 
 def of_counts(lines):
@@ -295,9 +270,7 @@ TABLES = [
     OfDevices("docs/accelerators.md", "gpu", RESULTS, of_gpu),
     Table("docs/explanation/sensitivity.md", "sums", PER_EXAMPLE, of_sums),
     Table("docs/tutorials/private.md", "noise", NOISE, of_noise),
-    Table("docs/sharded.md", "times", SHARDED, of_processes),
     Table("docs/sharded.md", "trainers", SHARDED_TRAINERS, of_trainers, "layouts"),
-    Table("docs/sharded_jax.md", "times", SHARDED_JAX, of_meshes),
 ]
 
 
