@@ -14,6 +14,8 @@ from html.parser import HTMLParser
 from os.path import relpath
 from pathlib import Path
 
+import redirects
+
 ROOT = Path(__file__).resolve().parent.parent
 STAGED = ROOT / "build" / "site" / "docs"
 BUILT = ROOT / "build" / "site" / "html"
@@ -102,7 +104,7 @@ def stage(folder=STAGED):
     for name in FROM_ROOT:
         pages.add(ROOT / name)
     for source in sorted((ROOT / "docs").rglob("*")):
-        if source.is_file():
+        if source.is_file() and source.suffix != ".toml":
             pages.add(source)
 
 
@@ -169,6 +171,7 @@ def main():
     SETTINGS.write_text(settings((ROOT / "zensical.toml").read_text("utf-8"), project), "utf-8")
     program = Path(sys.executable).parent / "zensical"
     subprocess.run([program, "build", "--clean", "--strict", "-f", SETTINGS], cwd=ROOT, check=True)
+    redirects.write(BUILT, redirects.redirects(), project.get("urls", {}).get("Documentation", ""))
     elsewhere = {
         str(path.relative_to(BUILT)): loads
         for path in sorted(BUILT.rglob("*"))

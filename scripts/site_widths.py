@@ -15,6 +15,7 @@ import json
 import sys
 import threading
 
+import redirects
 from browser import Page
 from site_pages import BUILT
 
@@ -132,7 +133,9 @@ def served(folder):
 
 
 def main():
-    names = sys.argv[1:] or [str(path.relative_to(BUILT)) for path in sorted(BUILT.rglob("*.html"))]
+    moved = {redirects.address(old) for old in redirects.redirects()}
+    built = (str(path.relative_to(BUILT)) for path in sorted(BUILT.rglob("*.html")))
+    names = sys.argv[1:] or [name for name in built if name not in moved]
     with Page() as page, served(BUILT) as site:
         check_that_faults_are_found(page)
         found = [f"{name}: {fault}" for name in names for fault in faults(page, f"{site}/{name}")]
