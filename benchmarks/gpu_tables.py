@@ -26,7 +26,7 @@ def of_gpu(measured, picture=None):
 def _of_device(found):
     versions, rows = found["versions"], together(found["rows"])
     first = {key: cases for key, cases in rows.items() if key[2] == GLOBAL}
-    others = {key: cases for key, cases in rows.items() if key[2] != GLOBAL}
+    others = {key: cases for key, cases in rows.items() if _is_among_others(key, first)}
     named = ", ".join(f"{title} {versions[name]}" for name, title in TITLES.items() if versions.get(name))
     text = f"**{found['device']}** ({named}). A copy within the device reads and writes "
     text += f"{found['copy GB/s']:,.0f} GB/s.\n\n"
@@ -34,8 +34,15 @@ def _of_device(found):
     if others:
         text += '\n<details markdown="1"><summary>Other calls</summary>\n\n'
         text += _table("not clipped / clipped", others, found["cache"], ", ".join) + "\n"
-        text += f"{_peers(rows)}\n</details>\n"
+        text += f"{_peers(first | others)}\n</details>\n"
     return text + _missing(found)
+
+
+def _is_among_others(key, first):
+    """Return whether the page shows a row: calls of the first workload, float16 aside, and what no first row times."""
+    workload, dtype, call = key
+    workloads = list(dict.fromkeys(one[0] for one in first))
+    return call != GLOBAL and (workload not in workloads or (workload == workloads[0] and dtype != "float16"))
 
 
 def _table(title, rows, cache, title_of):

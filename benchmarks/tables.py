@@ -12,9 +12,6 @@ from report import (
     CALLS,
     CLIPPING,
     COUNTS,
-    COUNTS_COMPILED,
-    COUNTS_EXAMPLES,
-    COUNTS_JAX,
     COUNTS_KERNELS,
     FILES,
     FOLDED,
@@ -151,30 +148,6 @@ def of_folded(lines):
     )
 
 
-def of_programs(lines):
-    """Return a line for each dtype and library, with what XLA compiles."""
-    return head("", "bytes", "temporaries", "fusions", "lines for CUDA and TPU") + "".join(
-        f"| {dtype}, {name} | {found['bytes']:.1f} | {found['temporaries']:.2f} | {found['fusions']:,} "
-        f"| {found['lines, cuda and tpu']:,} |\n"
-        for dtype, name, found in lines
-    )
-
-
-def of_examples(lines):
-    """Return a line for each case and library, with what a sum over examples dispatches."""
-    return head("", "operations", "bytes", "with copies", "peak") + "".join(
-        f"| {name}, {who} | {operations:,} | {moved:.1f} | {copied:.1f} | {most:.2f} |\n"
-        for name, who, operations, moved, copied, most in lines
-    )
-
-
-def of_compiled(lines):
-    """Return a line for each number of tensors and library."""
-    return head("tensors", "library", "nodes", "kernels") + "".join(
-        f"| {tensors} | {name} | {sum(found['nodes'])} | {found['kernels']} |\n" for tensors, name, found in lines
-    )
-
-
 def _beside(rows):
     """Return pairs of gradclip's first row and each other row that was measured with it."""
     together = {}
@@ -264,9 +237,6 @@ TABLES = [
     Table("docs/optimizers.md", "steps", FOLDED, of_folded, "lines"),
     Table("docs/accelerators.md", "counts", COUNTS, of_counts, "lines"),
     Table("docs/accelerators.md", "kernels", COUNTS_KERNELS, of_kernels, "lines"),
-    Table("docs/accelerators.md", "compiled", COUNTS_COMPILED, of_compiled, "lines"),
-    Table("docs/accelerators.md", "programs", COUNTS_JAX, of_programs, "lines"),
-    Table("docs/accelerators.md", "examples", COUNTS_EXAMPLES, of_examples, "lines"),
     OfDevices("docs/accelerators.md", "gpu", RESULTS, of_gpu),
     Table("docs/explanation/sensitivity.md", "sums", PER_EXAMPLE, of_sums),
     Table("docs/tutorials/private.md", "noise", NOISE, of_noise),

@@ -209,6 +209,22 @@ def test_the_tables_of_a_device(load):
     assert both.endswith(f"(assets/gpu.svg)\n\n{SHOWN}\n{SHOWN}")
 
 
+def test_the_page_has_a_choice_of_the_other_calls(load):
+    rows = [
+        a_row("", 1.0, None, None, None, workload=workload, dtype=dtype, call=call)
+        for workload in "AB"
+        for dtype in ("float32", "float16")
+        for call in ("clip_grad_norm_", "other")
+    ]
+    rows.append(a_row("", 1.0, None, None, None, workload="C", dtype="float16", call="other"))
+    shown = load("gpu_tables").of_gpu([{**made_up(), "rows": rows}])
+    others = shown[shown.index("<details") :]
+    assert [line.split(" |")[0] for line in others.splitlines() if line.startswith("| ")][1:] == [
+        "| A, float32, other, in cache",
+        "| C, float16, other, in cache",
+    ]
+
+
 def test_the_page_stays_until_a_gpu_has_been_timed(load, tmp_path):
     load("report")
     tables = runpy.run_path(str(BENCHMARKS / "tables.py"))["TABLES"]
