@@ -1,4 +1,4 @@
-"""Calls pass through no more files and functions than the page on the architecture says."""
+"""Calls pass through no more files and functions than they may."""
 
 import re
 import subprocess
@@ -6,7 +6,23 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = (ROOT / "docs" / "architecture.md").read_text()
+# Files, functions and calls that a call passes at most. The first five are ordinary calls.
+MOST = {
+    "clip_grad_norm_, PyTorch, clipped": (12, 34, 35),
+    "clip_grad_norm_, PyTorch, not clipped": (12, 33, 33),
+    "clip_by_global_norm, NumPy": (9, 25, 28),
+    "clip_by_global_norm, PyTorch": (12, 31, 34),
+    "per_example_clip, NumPy": (9, 33, 39),
+    "clip_in_backward, PyTorch, one gradient": (11, 43, 47),
+    "clip_grad_norm_, PyTorch, tensor threshold": (16, 48, 62),
+    "clip_grad_norm_, PyTorch, AdaptiveThreshold": (29, 111, 227),
+    "clip_grad_layer_norm_, PyTorch": (15, 48, 52),
+    "clip_grad_layer_norm_, PyTorch, frozen layer": (15, 51, 55),
+    "clip_by_global_norm, NumPy, array threshold": (10, 29, 37),
+    "clip_by_global_norm, JAX, traced by jit": (35, 189, 303),
+    "per_example_clip, NumPy, mask=": (9, 35, 40),
+    "clipped_grad, PyTorch": (29, 165, 353),
+}
 
 
 def figures(text):
@@ -14,13 +30,10 @@ def figures(text):
     return {name: tuple(map(int, numbers)) for name, *numbers in found}
 
 
-def test_calls_pass_no_more_than_it_says():
+def test_calls_pass_no_more_than_they_may():
     script = [sys.executable, str(ROOT / "benchmarks" / "hops.py")]
     printed = figures(subprocess.run(script, capture_output=True, text=True, check=True).stdout)
-    said = figures(PAGE)
-    assert list(printed) == list(said)
-    assert len(said) == 14
+    assert list(printed) == list(MOST)
     for name, counts in printed.items():
-        assert all(mine <= most for mine, most in zip(counts, said[name], strict=True)), (name, counts)
-    ordinary = list(said)[:5]
-    assert max(said[name][0] for name in ordinary) <= 12
+        assert all(mine <= most for mine, most in zip(counts, MOST[name], strict=True)), (name, counts)
+    assert max(MOST[name][0] for name in list(MOST)[:5]) <= 12
