@@ -104,6 +104,6 @@ def test_opendp_is_left_as_it_was():
 def test_without_opendp_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "opendp.domains", None)
     with pytest.raises(
-        ModuleNotFoundError, match=r"needs opendp, which is not installed. Run: pip install 'gradclip\["
+        ModuleNotFoundError, match=r"needs opendp, which is not installed. To install: pip install '\.\[private"
     ):
         gaussian(100.0)

@@ -8,7 +8,7 @@ from gradclip._src.private.noise.discrete import needed_for
 def test_the_package_and_the_extra_are_named():
     with (
         pytest.raises(
-            ModuleNotFoundError, match=r"^this needs no-such, .* pip install 'gradclip\[private\]'$"
+            ModuleNotFoundError, match=r"^this needs no-such, .* pip install '\.\[private\]' in a clone of gradclip$"
         ) as error,
         needed_for("this"),
     ):

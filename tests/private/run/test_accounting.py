@@ -218,5 +218,5 @@ def test_a_missing_library_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     accounting.epsilon_at.cache_clear()
     accounting._accountant.cache_clear()
-    with pytest.raises(ModuleNotFoundError, match=r"needs dp-accounting, .* pip install 'gradclip\[private\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"needs dp-accounting, .* pip install '\.\[private\]'"):
         epsilon(0.1, 10, 1.0, 1e-5)

@@ -1,3 +1,3 @@
 """The command line."""
 
-INSTALL = "pip install '.[cli,plot]' in a clone of gradclip"
+INSTALL = "pip install '.[{}]' in a clone of gradclip"

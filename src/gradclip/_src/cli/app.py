@@ -42,6 +42,6 @@ def _run(arguments: Sequence[str]) -> None:
         print(_WITHOUT_TYPER[tuple(arguments)]())
     else:
         sys.exit(
-            f"This command needs {' and '.join(missing)}, not installed here. To install: {INSTALL}. "
+            f"This command needs {' and '.join(missing)}, not installed here. To install: {INSTALL.format('cli')}. "
             f"These work without: {' and '.join('gradclip ' + ' '.join(words) for words in _WITHOUT_TYPER)}."
         )

@@ -133,7 +133,10 @@ def _draw(write: Callable[[Path], object], out: Path) -> None:
             raise IsADirectoryError("it is a folder")
         write(out)
     except ModuleNotFoundError as error:
-        fail(f"Pictures need {error.name or 'matplotlib'}, not installed here. To install it: {INSTALL}", 1)
+        fail(
+            f"Pictures need {error.name or 'matplotlib'}, not installed here. To install it: {INSTALL.format('plot')}",
+            1,
+        )
     except (OSError, ValueError) as error:
         fail(f"could not write to {str(out)!r}: {error}. Pass a different file with --out, such as picture.png.", 2)
 

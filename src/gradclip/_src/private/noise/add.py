@@ -166,7 +166,7 @@ def add_noise(summed: Tree, sensitivity: Sensitivity, *, noise_multiplier: float
         one that was cast to a narrower dtype than the sensitivity is for.
         TypeError: a sensitivity that is a number, an `rng` of another kind, leaves that are complex, sparse or
         integers of a float sum, outputs of single examples beside the sum. ModuleNotFoundError: "opendp" without
-        OpenDP: pip install 'gradclip[private]'.
+        OpenDP: pip install '.[private]' in a clone.
 
     Mironov 2012, "On Significance of the Least Significant Bits for Differential Privacy". Canonne et al. 2020, "The
     Discrete Gaussian for Differential Privacy".

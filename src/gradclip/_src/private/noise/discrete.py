@@ -244,5 +244,7 @@ def needed_for(what: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0].replace("_", "-")
         raise ModuleNotFoundError(
-            f"{what} needs {missing}, which is not installed. Run: pip install 'gradclip[private]'", name=error.name
+            f"{what} needs {missing}, which is not installed. "
+            "To install: pip install '.[private]' in a clone of gradclip",
+            name=error.name,
         ) from error
