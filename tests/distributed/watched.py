@@ -137,5 +137,28 @@ def accelerators_leave_them_out():
     assert monitor.last.norm == pytest.approx(float(torch.cat([x.flatten() for x in FULL.values()]).norm()))
 
 
+def weights_with_gradients(scale, placement=None):
+    """The rows have the norms 3 and 4 or a multiple, and weights of the norms 6 and 1."""
+    mesh, grads = init_device_mesh("cpu", (WORLD,)), torch.ones(2, 4 * WORLD) * torch.tensor([[1.5], [2.0]]) * scale
+    p = parameter(grads / WORLD**0.5, *(() if placement is None else (mesh, placement)))
+    rows = torch.tensor([[3.0], [0.5]]).expand(2, 4 * WORLD) / WORLD**0.5
+    with torch.no_grad():
+        p.copy_(rows if placement is None else torch.distributed.tensor.distribute_tensor(rows, mesh, placement))
+    return [("w", p)]
+
+
+def units_that_follow_their_weights():
+    """On one process after the other, the others have no monitor."""
+    for rank in range(WORLD):
+        monitor = gradclip.Monitor() if rank == RANK else None
+        for placement in ([Shard(1)], [Replicate()], None):
+            gradclip.adaptive_grad_clip_(weights_with_gradients(1.0, placement), 0.5, monitor=monitor)
+            with unseen():
+                gradclip.adaptive_grad_clip_(weights_with_gradients(1.0, placement), 0.5, monitor=monitor)
+        if monitor is not None:
+            for step in monitor.records:
+                assert (step.norm, step.max_norm) == (pytest.approx(4.0), pytest.approx(0.5))
+
+
 if __name__ == "__main__":
     run_all(globals())

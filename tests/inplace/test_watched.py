@@ -87,3 +87,58 @@ def test_after_an_error_nothing_has_changed(call):
     (spike,) = monitor.spikes
     assert spike.raised
     assert spike.layers[0].name == "weight"
+
+
+def adaptively(weights, gradients, monitor, clipping=0.1, **options):
+    """Clip rows to a tenth of the norms of their weights; return what is left."""
+    holders = {name: SimpleNamespace(grad=grad) for name, grad in gradients.items()}
+    gradclip.adaptive_grad_clip_(
+        holders, clipping, params=list(weights.values()), unit_axis=0, monitor=monitor, **options
+    )
+    return [holder.grad for holder in holders.values()]
+
+
+@pytest.mark.parametrize("framework", EAGER, ids=by_name)
+def test_the_unit_that_is_the_largest_multiple_of_its_weights_is_recorded(framework):
+    monitor = gradclip.Monitor(layers_every=1)
+    gradients = {"a": [[30.0, 40.0], [0.6, 0.8]], "b": [[6.0, 8.0]]}
+    weights = {"a": [[300.0, 400.0], [3.0, 4.0]], "b": [[60.0, 80.0]]}
+    with framework.mode():
+        gradients, weights = ({k: framework.array(v) for k, v in of.items()} for of in (gradients, weights))
+        left = adaptively(weights, gradients, monitor)
+        adaptively(weights, {"a": gradients["a"], "b": gradients["b"]}, monitor, 1e3)
+        assert framework.to_numpy(left[0])[1].astype(float).round(4).tolist() == [0.3, 0.4]
+    first, second = monitor.records
+    assert (first.norm, first.max_norm, first.clipped) == (1.0, pytest.approx(0.5, rel=1e-5), True)
+    assert not second.clipped
+    assert first.layers.names == ("a", "b")
+    assert first.layers.norms.tolist() == pytest.approx([50.01, 10.0], rel=1e-5)
+
+
+def test_weights_that_are_small_count_as_eps():
+    monitor = gradclip.Monitor()
+    given = np.array([[3.0, 4.0], [0.0, 0.0]]), np.zeros((0, 2))
+    weights = [np.zeros((2, 2)), np.zeros((0, 2))]
+    gradclip.adaptive_grad_clip_(list(given), 0.5, 2.0, params=weights, unit_axis=0, monitor=monitor)
+    gradclip.adaptive_grad_clip_(list(given), 0.0, params=weights, unit_axis=0, monitor=monitor)
+    assert [(step.norm, step.max_norm) for step in monitor.records] == [
+        (5.0, pytest.approx(1.0)),
+        (pytest.approx(1.0), 0.0),
+    ]
+
+
+@pytest.mark.after_error
+def test_after_an_error_of_agc_nothing_has_changed():
+    monitor, weight = gradclip.Monitor(), torch.nn.Parameter(torch.ones(1, 2))
+    for value in (1.0, 1.0, 1.0):
+        weight.grad = torch.tensor([[value, 0.0]])
+        gradclip.adaptive_grad_clip_([("weight", weight)], monitor=monitor)
+    weight.grad = torch.tensor([[math.nan, 3.0]])
+    with pytest.raises(FloatingPointError, match="weight"):
+        gradclip.adaptive_grad_clip_([("weight", weight)], nonfinite="raise", monitor=monitor)
+    with pytest.raises(TypeError, match="monitor must be a"):
+        gradclip.adaptive_grad_clip_([("weight", weight)], monitor=gradclip.Monitor)
+    assert weight.grad[0, 1] == 3.0
+    assert len(monitor.records) == 3
+    (spike,) = monitor.spikes
+    assert spike.layers[0].name == "weight"

@@ -55,7 +55,7 @@ def layers(model: nn.Module) -> list[Tensor | None]:
 
 def units(model: nn.Module) -> list[Tensor | None]:
     assert_type(gradclip.clip_grad_unit_norm_(model.parameters(), 1.0, unit_axis=0), list[Tensor | None])
-    return gradclip.adaptive_grad_clip_(model.parameters(), 0.01)
+    return gradclip.adaptive_grad_clip_(model.parameters(), 0.01, unit_axis=0, monitor=gradclip.Monitor())
 
 
 def values(model: nn.Module) -> None:

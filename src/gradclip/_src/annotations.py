@@ -176,9 +176,3 @@ class Clips(OnProcesses, total=False):
     """The arguments of calls that clip gradients of parameters."""
 
     nonfinite: Policy
-
-
-class ClipsUnits(Clips, total=False):
-    """The arguments of calls that clip by unit."""
-
-    unit_axis: UnitAxis

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Unpack, overload
 
 from gradclip._src.annotations import (
-    ClipsUnits,
+    Clips,
     Integers,
     Meshes,
     Ord,
@@ -138,8 +138,10 @@ def clip_grad_unit_norm_(
     return _clip(call, mine, layers, layout, Each(layers.thresholds), clipping, monitor)
 
 
-class _Adaptively(ClipsUnits, total=False):
+class _Adaptively(Clips, total=False):
     params: object
+    unit_axis: UnitAxis
+    monitor: Monitor | None
 
 
 @overload
@@ -171,6 +173,7 @@ def adaptive_grad_clip_(
     nonfinite: Policy = "propagate",
     process_group: ProcessGroups = None,
     mesh: Meshes = None,
+    monitor: Monitor | None = None,
     where: Where = None,
     integers: Integers = "keep",
 ) -> Any:
@@ -188,6 +191,8 @@ def adaptive_grad_clip_(
         nonfinite: what to do if a unit contains NaN or infinity, as in `gradclip.adaptive_grad_clip`.
         process_group: the processes that each hold a part of every unit, as in `clip_grad_unit_norm_`.
         mesh: the same, given as a mesh.
+        monitor: as in `clip_grad_unit_norm_`: the norm that is the largest multiple of its threshold, here that of its
+            weights, and that threshold.
         where: which gradients count, as in `gradclip.clip_grad_norm_`.
         integers: "raise" refuses integers, as there.
 
@@ -209,7 +214,7 @@ def adaptive_grad_clip_(
     ([5.0, 0.5], [[0.6, 0.3], [0.8, 0.4]])
 
     """
-    if process_group is None and mesh is None and where is None and integers == "keep":
+    if process_group is None and mesh is None and monitor is None and where is None and integers == "keep":
         parameters = reusable(parameters)
         thresholds = partial(following, parameters, params, (clipping, eps))
         found = clip_at_once(parameters, (ord, nonfinite), partial(rows_of, unit_axis=unit_axis), thresholds)
@@ -217,6 +222,7 @@ def adaptive_grad_clip_(
             return found
     call = Call.of("adaptive_grad_clip_", parameters, process_group, mesh, where, integers, own_thresholds=False)
     with call.processes.preparing():
+        check_monitor(monitor)
         asked = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
         scalars = [whole_scalar(clipping), whole_scalar(eps)]
         call.ask(asked, clipping=scalars[0], eps=scalars[1], unit_axis=repr(unit_axis))
@@ -229,7 +235,7 @@ def adaptive_grad_clip_(
             adaptive, given = Adaptive(adaptive.known), []
         # Another process may have a gradient that is missing here, beside the weights.
         of_weights = Rows(layout.scopes, list(map(shape_of, beside.sources))) if call.lacking else layout
-    return _clip(call, mine, layers, layout, Following(adaptive, beside, given, of_weights), asked)
+    return _clip(call, mine, layers, layout, Following(adaptive, beside, given, of_weights), asked, monitor)
 
 
 def _taken(call: Call, unit_axis: UnitAxis, scalars: Sequence[object]) -> Taken:
@@ -278,12 +284,12 @@ def _clip(
     layout: Rows,
     thresholds: Each | Following,
     clipping: Clipping,
-    monitor: Monitor | None = None,
+    monitor: Monitor | None,
 ) -> Any:
     """Measure all gradients, then clip them; return their norms in the caller's structure."""
     with mine.backend.precision():
         holders = call.processes.holders(mine.backend)
-        if monitor is None or isinstance(thresholds, Following):
+        if monitor is None:
             norms = clip_parts(mine, layout, thresholds, clipping, holders)
         else:
             alone = call.processes is ONE_PROCESS

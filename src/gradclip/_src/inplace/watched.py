@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from gradclip._src.annotations import Clips, Ord
-from gradclip._src.core.decision import Clipping, Each
+from gradclip._src.core.arrays import Arrays
+from gradclip._src.core.decision import Clipping, Each, Following
 from gradclip._src.core.holders import Holders
 from gradclip._src.core.layouts import Groups, Several
-from gradclip._src.core.norms import of_all
+from gradclip._src.core.norms import Norm, Order, of_all
+from gradclip._src.core.pipeline import entries_of
 from gradclip._src.core.protocols import Backend
+from gradclip._src.core.units import Adaptive
+from gradclip._src.core.values import Array
 from gradclip._src.inplace.driver import clip_parts
 from gradclip._src.inplace.gradients import Taken
 from gradclip._src.monitor.monitor import Monitor
@@ -32,7 +37,7 @@ class ClipsWatched(Clips, total=False):
 def clip_watched(
     taken: Taken,
     layout: Several,
-    thresholds: Each,
+    thresholds: Each | Following,
     clipping: Clipping,
     holders: Holders,
     watching: tuple[Monitor, bool],
@@ -43,6 +48,8 @@ def clip_watched(
     """
     (monitor, alone), (gradients, backend, arrays) = watching, taken
     each = monitor._watching() if alone else None
+    if isinstance(thresholds, Following) and holders.together is not None:
+        thresholds = replace(thresholds, adaptive=_Noting(thresholds.adaptive.known, thresholds.adaptive.as_arrays))
     try:
         norms = clip_parts(taken, layout, thresholds, clipping, holders)
     except FloatingPointError:
@@ -55,8 +62,31 @@ def clip_watched(
         if each is not None:
             each.put(xp.stack([of_all(xp, one, clipping.order) for one in flat]), _names(taken, layout))
         monitor._watched(each)
-        monitor.record(*_largest(backend, xp, flat, thresholds.values), nonfinite=clipping.nonfinite.name)
+        if isinstance(thresholds, Following):
+            largest = _largest_unit(backend, flat, _of_units(thresholds, backend, layout, clipping.order))
+        else:
+            largest = _largest(backend, xp, flat, thresholds.values)
+        monitor.record(*largest, nonfinite=clipping.nonfinite.name)
     return norms
+
+
+@dataclass(frozen=True)
+class _Noting(Adaptive):
+    """Keeps the last thresholds: to measure weights again, all processes would have to take part."""
+
+    last: list[Array] = field(default_factory=list)
+
+    def of_norm(self, backend: Backend, norm: Norm, arrays: Arrays, given: Sequence[Any]) -> Array:
+        """Return the thresholds, and keep them."""
+        self.last[:] = [super().of_norm(backend, norm, arrays, given)]
+        return self.last[0]
+
+
+def _of_units(thresholds: Following, backend: Backend, layout: Several, order: Order) -> list[Any]:
+    """Return the thresholds of the units of each part."""
+    if isinstance(thresholds.adaptive, _Noting):
+        return [entries_of(layout, thresholds.adaptive.last[0], number) for number in range(layout.number)]
+    return [thresholds.of_part(backend, layout, number, order) for number in range(layout.number)]
 
 
 def _flat(backend: Backend, norms: Sequence[Any]) -> tuple[Any, list[Any]]:
@@ -86,6 +116,19 @@ def _largest(backend: Backend, xp: Any, norms: Sequence[Any], thresholds: Sequen
         limits = np.array(thresholds, float)
     else:
         limits = xp.astype(xp.stack([backend.scalar(one, ()) for one in thresholds]), each.dtype)
+    return _largest_share(xp, each, limits)
+
+
+def _largest_unit(backend: Backend, norms: Sequence[Any], thresholds: Sequence[Any]) -> tuple[Any, Any]:
+    """Return the same where each norm has a threshold of its own."""
+    xp, limits = _flat(backend, thresholds)
+    if backend.concrete:
+        return _largest_share(np, np.concatenate(norms), np.concatenate(limits))
+    each = xp.concat(norms)
+    return _largest_share(xp, each, xp.astype(xp.concat(limits), each.dtype))
+
+
+def _largest_share(xp: Any, each: Any, limits: Any) -> tuple[Any, Any]:
     shares = xp.where(limits > 0, each / xp.where(limits > 0, limits, 1.0), xp.where(each > 0, math.inf, 0.0))
     place = xp.reshape(xp.argmax(xp.where(xp.isnan(shares), math.inf, shares)), (1,))
     return xp.take(each, place, axis=0)[0], xp.take(limits, place, axis=0)[0]
