@@ -219,7 +219,8 @@ def other_scopes_clip_shards_of_fsdp2():
         theirs.load_state_dict(ours.state_dict())
         fully_shard(ours, mesh=init_device_mesh("cpu", (WORLD,)))
         one, other = (torch.optim.SGD(model.parameters(), lr=0.1) for model in (ours, theirs))
-        clipping = clip_at_step(one, 0.5, scope=scope, nonfinite="skip")
+        monitor = gradclip.Monitor() if dist.get_rank() and scope != "value" else None
+        clipping = clip_at_step(one, 0.5, scope=scope, nonfinite="skip", monitor=monitor)
         for scale in (1.0, math.nan, 2.0):
             for model in (ours, theirs):
                 model.zero_grad()
@@ -232,6 +233,7 @@ def other_scopes_clip_shards_of_fsdp2():
         for mine, whole in zip(ours.parameters(), theirs.parameters(), strict=True):
             torch.testing.assert_close(mine.full_tensor(), whole, rtol=1e-5, atol=1e-6)
         assert clipping.norm == (pytest.approx(norm.item(), rel=1e-6) if scope == "layer" else None)
+        assert monitor is None or (monitor.steps, monitor.num_skipped) == (3, 1)
 
 
 def scopes_that_differ_are_refused():

@@ -57,6 +57,7 @@ def test_the_settings_of_a_trainer_make_it_no_engine():
         {"process_group": []},
         {"mesh": []},
         {"where": "*"},
+        {"scope": "unit", "unit_axis": 0},
     ],
 )
 def test_settings_that_no_engine_can_follow_are_refused(engine, settings):

@@ -121,7 +121,6 @@ def test_eps_is_the_lower_limit_of_agc():
     [
         ({"max_norm": gradclip.AdaptiveThreshold()}, "takes one number as max_norm, got an AdaptiveThreshold"),
         ({"max_norm": {"*": 1.0}}, "takes one number as max_norm, got patterns of names"),
-        ({"monitor": gradclip.Monitor()}, "Leave monitor out"),
         ({"fused": True}, "a fused step divides all gradients by one number"),
         ({"max_norm": -1.0}, "max_norm must not be negative"),
     ],
@@ -145,6 +144,10 @@ def test_what_does_not_go_together_is_refused_at_once(scope, settings, message):
         ({"scope": "row"}, "scope must be one of 'global', 'layer', 'unit', 'value', 'agc', got 'row'"),
         ({"scope": "layer", "eps": 1e-3}, "which only scope='agc' measures"),
         ({"scope": "agc", "eps": -1.0}, "eps must not be negative"),
+        ({"scope": "layer", "unit_axis": 0}, "which only scope='unit' and scope='agc' clip, got scope='layer'"),
+        ({"unit_axis": 0}, "got scope='global'. Leave unit_axis out"),
+        ({"scope": "unit", "unit_axis": 2}, "unit_axis is 2, but "),
+        ({"scope": "value", "monitor": gradclip.Monitor()}, "measures none. Leave monitor out"),
         ({"scope": "value", "nonfinite": "zero"}, "scope='value' leaves NaN as it is"),
         ({"scope": "value", "nonfinite": "raise"}, "scope='value' leaves NaN as it is"),
         ({"scope": "value", "process_group": []}, "needs no other process"),
@@ -204,3 +207,50 @@ def test_a_closure(scope):
     optimizer.step(closure)
     assert clipping.steps == 1
     assert (before - model.bias).abs().max() <= 1.0 + 1e-6
+
+
+@pytest.mark.parametrize("scope", ["layer", "unit", "agc"])
+def test_a_monitor_records_what_the_call_in_place_records(scope):
+    model, optimizer = made()
+    ours, theirs = gradclip.Monitor(layers_every=1), gradclip.Monitor(layers_every=1)
+    clipping = clip_at_step(optimizer, 1.0, scope=scope, monitor=ours)
+    for scale in (3.0, 0.01):
+        give(model, scale)
+        CALLS[scope](model.named_parameters(), monitor=theirs)
+        give(model, scale)
+        optimizer.step()
+    assert [(s.norm, s.max_norm) for s in ours.records] == [(s.norm, s.max_norm) for s in theirs.records]
+    assert [step.clipped for step in ours.records] == [True, False]
+    assert ours.layers.names == theirs.layers.names == ("weight", "bias")
+    assert ours.layers.norms.tolist() == theirs.layers.norms.tolist()
+    with pytest.raises(ValueError, match="already follows another optimizer"):
+        clip_at_step(torch.optim.SGD(torch.nn.Linear(2, 2).parameters()), 1.0, scope=scope, monitor=ours)
+    clipping.remove()
+
+
+@pytest.mark.parametrize("scope", ["layer", "unit", "agc"])
+def test_a_monitor_counts_a_skipped_step_and_names_its_layer(scope):
+    model, optimizer = made()
+    monitor = gradclip.Monitor()
+    clip_at_step(optimizer, 1.0, scope=scope, nonfinite="skip", monitor=monitor)
+    for bad in (1.0, 2.0, 3.0, math.nan):
+        give(model)
+        model.bias.grad[0] = bad
+        optimizer.step()
+    assert (monitor.steps, monitor.num_clipped, monitor.num_skipped, monitor.num_nonfinite) == (4, 3, 1, 1)
+    (spike,) = monitor.spikes
+    assert spike.layers[0].name == "bias"
+
+
+@pytest.mark.parametrize("scope", ["unit", "agc"])
+def test_units_along_another_axis(scope):
+    model, optimizer = made()
+    give(model)
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    CALLS[scope](model.parameters(), unit_axis=1)
+    expected = [one - parameter.grad for one, parameter in zip(weights(model), model.parameters(), strict=True)]
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        parameter.grad = gradient
+    clip_at_step(optimizer, 1.0, scope=scope, unit_axis=1)
+    optimizer.step()
+    assert all(map(torch.equal, weights(model), expected))

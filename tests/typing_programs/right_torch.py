@@ -128,4 +128,4 @@ def per_example(model: nn.Module, x: Tensor) -> Any:
 def at_each_step(optimizer: torch.optim.Optimizer) -> StepClipping | EngineClipping:
     with gradclip.clip_at_step(optimizer, {"*.bias": 1.0, "*": None}, nonfinite="skip", fused=False) as handle:
         handle.numbers()
-    return gradclip.clip_at_step(optimizer, 0.01, scope="agc", eps=1e-3)
+    return gradclip.clip_at_step(optimizer, 0.01, scope="agc", eps=1e-3, unit_axis=0, monitor=gradclip.Monitor())

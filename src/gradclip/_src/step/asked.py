@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args, runtime_checkable
 
-from gradclip._src.annotations import Integers, Meshes, Ord, ProcessGroups, StepPolicy, Threshold, Where
+from gradclip._src.annotations import Integers, Meshes, Ord, ProcessGroups, StepPolicy, Threshold, UnitAxis, Where
 from gradclip._src.core.nonfinite import Nonfinite
 from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip._src.words import shown
@@ -34,6 +34,7 @@ class Asked(NamedTuple):
     fused: Fused
     scope: Scope
     eps: Threshold | None
+    unit_axis: UnitAxis
     ord: Ord
     nonfinite: StepPolicy
     process_group: ProcessGroups
@@ -55,6 +56,11 @@ class Asked(NamedTuple):
                 f"eps is the lower limit for the norm of weights, which only scope='agc' measures, got "
                 f"scope={self.scope!r}. Leave eps out."
             )
+        if self.unit_axis is not None and self.scope not in ("unit", "agc"):
+            raise ValueError(
+                f"unit_axis is the axis that indexes units, which only scope='unit' and scope='agc' clip, got "
+                f"scope={self.scope!r}. Leave unit_axis out."
+            )
 
     def check_scope(self, max_norm: object, monitor: object, groups: Sequence[Mapping[str, Any]]) -> None:
         """Raise a ValueError for what a scope other than "global" cannot follow."""
@@ -66,10 +72,10 @@ class Asked(NamedTuple):
                 f"a parameter group has 'max_norm', a threshold of its own, which scope={self.scope!r} does not read. "
                 "Leave it out, or make an optimizer for each threshold."
             )
-        if monitor is not None:
+        if self.scope == "value" and monitor is not None:
             raise ValueError(
-                f"a monitor records the norm of all gradients and its threshold, and scope={self.scope!r} has none for "
-                "it. Leave monitor out."
+                "a monitor records norms, and scope='value' measures none. Leave monitor out, or record "
+                "gradclip.grad_norm(parameters) before each step."
             )
         if self.fused is True:
             raise ValueError(

@@ -12,6 +12,7 @@ from gradclip._src.annotations import (
     ProcessGroups,
     StepPolicy,
     Threshold,
+    UnitAxis,
     Where,
 )
 from gradclip._src.monitor.monitor import Monitor
@@ -36,6 +37,7 @@ def clip_at_step(
     fused: Fused = "auto",
     scope: Scope = "global",
     eps: Threshold | None = None,
+    unit_axis: UnitAxis = None,
     ord: Ord = 2,
     nonfinite: StepPolicy = "propagate",
     process_group: ProcessGroups = None,
@@ -67,6 +69,8 @@ def clip_at_step(
             "agc": each unit to `max_norm` times the norm of its weights, as `gradclip.adaptive_grad_clip_` does: leave
             out the last layer by `where`.
         eps: with `scope="agc"`, a lower limit for the norm of the weights; None for 1e-3.
+        unit_axis: with `scope="unit"` or `"agc"`, the axis or axes that index the units, as in
+            `gradclip.clip_by_unit_norm`. None for the framework's own layout.
         ord: which norm, as in `gradclip.global_norm`.
         nonfinite: as in `gradclip.clip_grad_norm_`, but "skip" really skips the step, as does the `skip_above` of an
             `AdaptiveThreshold`: parameters and state of the optimizer do not change. Where groups have thresholds of
@@ -76,7 +80,8 @@ def clip_at_step(
         mesh: the same, given as a mesh.
         where: the gradients that count, by the names of their parameters, as in `gradclip.clip_grad_norm_`.
         integers: "raise" refuses integers, as there.
-        monitor: a `gradclip.Monitor` that records the norm and the threshold at each step.
+        monitor: a `gradclip.Monitor` that records the norm and the threshold at each step. With another `scope` than
+            "global", as in `gradclip.clip_grad_layer_norm_`; "value" has no norm, so there it is a ValueError.
 
     Returns:
         A handle: read `.norm`, the norm before clipping at the last step; assign `.max_norm`; log `.numbers()`; call
@@ -96,8 +101,8 @@ def clip_at_step(
     A step may also raise the errors of `gradclip.clip_grad_norm_`. After an error at a step, the parameters are
     unchanged.
 
-    With another `scope` than "global", `max_norm` is one number, and a monitor, a fused step and thresholds of groups
-    are a ValueError. `.norm` is that of all gradients before clipping; None for "value", and for units that are split
+    With another `scope` than "global", `max_norm` is one number, and a fused step and thresholds of groups are a
+    ValueError. `.norm` is that of all gradients before clipping; None for "value", and for units that are split
     over processes. "skip" then reads the gradients once more. "value" knows "propagate" and "skip" alone.
 
     If `step` gets a closure, gradients are clipped after each call of the closure. LBFGS calls it several times in a
@@ -166,6 +171,6 @@ def clip_at_step(
     from gradclip._src.step.engines import attach_to_engine
     from gradclip._src.step.optimizers import attach
 
-    asked = Asked(fused, scope, eps, ord, nonfinite, process_group, mesh, where, integers)
+    asked = Asked(fused, scope, eps, unit_axis, ord, nonfinite, process_group, mesh, where, integers)
     by_engine = attach_to_engine(optimizer, max_norm, asked, monitor)
     return attach(optimizer, max_norm, asked, monitor) if by_engine is None else by_engine

@@ -38,6 +38,7 @@ def _checked(
     asked.check()
     own = {
         f"scope={asked.scope!r}": asked.scope != "global",
+        "unit_axis": asked.unit_axis is not None,
         "fused=True": asked.fused is True,
         f"ord={asked.ord!r}": Order.parse(asked.ord) != Order(2.0),
         f"nonfinite={asked.nonfinite!r}": Nonfinite.of_steps(asked.nonfinite) is not PROPAGATE,

@@ -15,6 +15,7 @@ from gradclip._src.inplace.groups import ParameterPart, parts_of
 from gradclip._src.monitor.monitor import Monitor
 from gradclip._src.passed.arguments import check_monitor, check_threshold
 from gradclip._src.passed.parameters import ParameterList
+from gradclip._src.passed.unit_axes import scopes_of_leaves
 from gradclip._src.step.asked import Asked, each_threshold
 from gradclip._src.step.at_step import ClippingBeforeStep
 from gradclip._src.step.fold import FusedClipping, check_foldable
@@ -49,6 +50,10 @@ def attach(
             check_free(given, parameters_of(found))
         alone = processes is ONE_PROCESS
         params = chosen(params, request.choice, alone=alone)
+        if asked.unit_axis is not None:
+            scopes_of_leaves(
+                params.parameters, lambda: list(map(params.name, range(len(params.parameters)))), asked.unit_axis
+            )
         _ask(processes, request, parts_of(params, max_norm, alone=alone))
         kind = _kind(found, max_norm, request, asked)
     warn_of_own_clipping(found, max_norm)
@@ -60,7 +65,7 @@ def _request(asked: Asked) -> Request:
     order, policy = Order.parse(asked.ord), Nonfinite.of_steps(asked.nonfinite)
     eps = 1e-3 if asked.eps is None else float(check_threshold(asked.eps, "eps"))
     names = asked.where, asked.integers
-    return Request(order, policy, asked.process_group, asked.mesh, *names, asked.scope, eps)
+    return Request(order, policy, asked.process_group, asked.mesh, *names, asked.scope, eps, asked.unit_axis)
 
 
 def _ask(processes: Processes, request: Request, parts: Sequence[ParameterPart]) -> None:
@@ -72,7 +77,7 @@ def _ask(processes: Processes, request: Request, parts: Sequence[ParameterPart])
     skip_above = max(part.skip_above for part in parts)
     agreed = ", ".join(part.agreed for part in parts)
     more: list[tuple[str, Any]] = [("the order of thresholds", agreed), *request.choice.told]
-    more += [("scope", request.scope), ("eps", request.eps)]
+    more += [("scope", request.scope), ("eps", request.eps), ("unit_axis", repr(request.unit_axis))]
     scalars = list(map(whole_scalar, limits))
     processes.ask(request.order, request.nonfinite, scalars, skip_above=skip_above, more=more)
 

@@ -11,7 +11,7 @@ from gradclip._src.backends import any_distributed
 from gradclip._src.backends.torch.tensors import tensor_of, without_values
 from gradclip._src.core.nonfinite import PROPAGATE
 from gradclip._src.inplace.layers import clip_grad_layer_norm_
-from gradclip._src.inplace.norm import clip_grad_value_, grad_norm
+from gradclip._src.inplace.norm import clip_grad_norm_, clip_grad_value_, grad_norm
 from gradclip._src.inplace.units import adaptive_grad_clip_, clip_grad_unit_norm_
 from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.passed.leaves import EVERY
@@ -35,6 +35,7 @@ class ScopedClipping(ClippingBeforeStep):
     def _clip_unscaled(self, optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
         threshold = self._checked(self._max_norm)
         if self._skips_all(groups):
+            self._record_skipped(groups, threshold)
             for parameter in all_of(groups):
                 parameter.grad = None
         else:
@@ -45,19 +46,21 @@ class ScopedClipping(ClippingBeforeStep):
         """Clip each part by its own norm; return the norm of all, as far as it is known."""
         request = self._request
         policy = request.nonfinite
-        if policy.blanks or (policy.raises and "found_inf" in vars(optimizer)):  # what is not finite skips the step
+        if policy.raises and "found_inf" in vars(optimizer):  # what is not finite skips the step
             policy = PROPAGATE
-        plain = not policy.raises and request.choice is EVERY
+        plain = not policy.raises and self._monitor is None and request.choice is EVERY
         given = listed_if_plain(groups) if plain else groups
         if request.scope == "value":
             clip_grad_value_(given, threshold, where=request.where, integers=request.integers)
             return None
         settings: dict[str, Any] = {"ord": request.order.p, "nonfinite": policy.of_call, **request.arguments}
+        settings["monitor"] = self._monitor
         if request.scope == "agc":
-            norms = adaptive_grad_clip_(given, threshold, request.eps, **settings)
+            norms = adaptive_grad_clip_(given, threshold, request.eps, unit_axis=request.unit_axis, **settings)
+        elif request.scope == "unit":
+            norms = clip_grad_unit_norm_(given, threshold, unit_axis=request.unit_axis, **settings)
         else:
-            clip = clip_grad_layer_norm_ if request.scope == "layer" else clip_grad_unit_norm_
-            norms = clip(given, threshold, **settings)
+            norms = clip_grad_layer_norm_(given, threshold, **settings)
         return self._norm_of_all(groups, norms)
 
     def _skips_all(self, groups: list[dict[str, Any]]) -> bool:
@@ -72,6 +75,16 @@ class ScopedClipping(ClippingBeforeStep):
             scaled.overflowed(torch.ones(()))
         self.norm = None if self._request.scope == "value" else largest
         return True
+
+    def _record_skipped(self, groups: list[dict[str, Any]], threshold: float) -> None:
+        """Have the monitor record a skipped step. Other processes may have no monitor, so it must not ask them."""
+        if self._monitor is None:
+            return
+        if self._alone:  # with the names of what is not finite
+            settings = {"monitor": self._monitor, **self._request.arguments}
+            clip_grad_norm_(groups, threshold, self._request.order, nonfinite="drop", **settings)
+        else:
+            self._monitor.record(self.norm, threshold, nonfinite="drop")
 
     def _norm_of_all(self, groups: list[dict[str, Any]], norms: list[Any]) -> torch.Tensor | None:
         """Return the norm of all gradients from those of their parts; None if processes hold some of these."""

@@ -33,7 +33,16 @@ from typing import Any
 import torch
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
-from gradclip._src.annotations import Integers, Meshes, NamedThresholds, ProcessGroups, Scalar, Threshold, Where
+from gradclip._src.annotations import (
+    Integers,
+    Meshes,
+    NamedThresholds,
+    ProcessGroups,
+    Scalar,
+    Threshold,
+    UnitAxis,
+    Where,
+)
 from gradclip._src.backends import any_distributed, shards_of
 from gradclip._src.backends.torch.tensors import tensor_of
 from gradclip._src.core.arrays import Arrays
@@ -252,6 +261,7 @@ class Request:
     integers: Integers = "keep"
     scope: Scope = "global"
     eps: Threshold = 1e-3
+    unit_axis: UnitAxis = None
 
     @property
     def choice(self) -> Choice:
