@@ -75,6 +75,7 @@ def test_automatic_optimization(make, accumulated):
 
 SCOPES = {
     "layer": lambda parameters: gradclip.clip_grad_layer_norm_(parameters, 0.1),
+    "unit": lambda parameters: gradclip.clip_grad_unit_norm_(parameters, 0.1, unit_axis=1),
     "value": lambda parameters: gradclip.clip_grad_value_(parameters, 0.1),
     "agc": lambda parameters: gradclip.adaptive_grad_clip_(parameters, 0.1, 0.01),
 }
@@ -87,13 +88,25 @@ def test_other_scopes(scope):
             SCOPES[scope](self.parameters())
 
     net, by_hand, plain = (kind(OPTIMIZERS["SGD"]) for kind in (Net, ByHand, Net))
-    fitted = trainer(ClipCallback(0.1, scope=scope, eps=0.01 if scope == "agc" else None))
+    settings = {"agc": {"eps": 0.01}, "unit": {"unit_axis": 1}}
+    fitted = trainer(ClipCallback(0.1, scope=scope, **settings.get(scope, {})))
     fitted.fit(net, data())
     trainer().fit(by_hand, data())
     trainer().fit(plain, data())
     assert all(map(torch.equal, net.parameters(), by_hand.parameters()))
     assert not any(map(torch.equal, net.parameters(), plain.parameters()))
     assert set(fitted.callback_metrics) == (set() if scope == "value" else {"grad_norm"})
+
+
+def test_only_chosen_parameters_are_clipped():
+    class Named(Net):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.named_parameters(), lr=0.01)
+
+    net, before = Named(None), Net(None)
+    trainer(ClipCallback(0.0, where="*.weight", integers="raise"), max_steps=1).fit(net, data())
+    kept = {name for name, p in net.named_parameters() if torch.equal(p, before.get_parameter(name))}
+    assert kept == {name for name, _ in net.named_parameters() if name.endswith(".weight")}
 
 
 def test_without_the_callback_nothing_clips():

@@ -78,3 +78,9 @@ def test_what_is_no_threshold_is_refused(cli, max_norm, capsys):
     with pytest.raises(SystemExit):
         cli(max_norm)
     assert "max_norm" in capsys.readouterr().err
+
+
+def test_names_are_read(cli, monkeypatch):
+    monkeypatch.setattr(f"{__name__}.CONFIG", f"{CONFIG}        where: ['*.weight']\n        integers: raise\n")
+    same = callback_of(cli("1.0"))._same
+    assert (same["where"], same["integers"]) == (["*.weight"], "raise")

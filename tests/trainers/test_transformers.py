@@ -207,12 +207,37 @@ class StopAt(TrainerCallback):
 def test_a_fixed_threshold_is_restored_with_the_other_callbacks(tmp_path):
     trainer(tmp_path, ClipCallback(0.25, nonfinite="skip"), save_steps=4, max_steps=4).train()
     saved = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())["stateful_callbacks"]
-    settings = {"max_norm": 0.25, "ord": 2, "scope": "global", "eps": None, "nonfinite": "skip"}
-    assert saved["ClipCallback"]["args"] == settings
+    settings = {"max_norm": 0.25, "ord": 2, "scope": "global", "eps": None, "unit_axis": None, "nonfinite": "skip"}
+    assert saved["ClipCallback"]["args"] == settings | {"where": None, "integers": "keep"}
     runner = trainer(tmp_path, ClipCallback(7.0), save_steps=4, restore_callback_states_from_checkpoint=True)
     runner.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     (callback,) = (one for one in runner.callback_handler.callbacks if isinstance(one, ClipCallback))
     assert (callback.clipping.max_norm, callback.clipping.steps) == (0.25, 4)
+
+
+def test_a_pattern_is_restored_and_a_function_is_not():
+    where = ["*.weight", "classifier.*"]
+    saved = ClipCallback(0.25, scope="unit", unit_axis=0, where=where, integers="raise").state()["args"]
+    assert ClipCallback(**json.loads(json.dumps(saved))).state()["args"] == saved
+    assert (saved["unit_axis"], saved["where"], saved["integers"]) == (0, where, "raise")
+    with pytest.raises(ValueError, match="processes or a function"):
+        ClipCallback(**ClipCallback(0.25, where=str.isalpha).state()["args"])
+
+
+def test_only_chosen_parameters_are_clipped(tmp_path):
+    net = model()
+    args = TrainingArguments(
+        tmp_path, use_cpu=True, report_to="none", disable_tqdm=True, max_grad_norm=0.0, max_steps=1
+    )
+    optimizer = torch.optim.SGD(net.named_parameters(), lr=1.0)
+    runner = Trainer(net, args, train_dataset=examples(), optimizers=(optimizer, None))
+    callback = ClipCallback(1e-9, where="classifier.*").add_to(runner)
+    before = {name: p.detach().clone() for name, p in net.named_parameters()}
+    runner.train()
+    moved = {name: (p.detach() - before[name]).norm().item() for name, p in net.named_parameters()}
+    assert max(norm for name, norm in moved.items() if name.startswith("classifier.")) <= 1e-8
+    assert max(moved.values()) > 1e-4
+    assert callback.clipping.steps == 1
 
 
 def test_a_checkpoint_of_a_training_without_it(tmp_path):

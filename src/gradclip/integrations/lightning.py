@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from gradclip._src.annotations import Meshes, Ord, ProcessGroups, StepPolicy, Threshold
+from gradclip._src.annotations import Integers, Meshes, Ord, ProcessGroups, StepPolicy, Threshold, UnitAxis, Where
 from gradclip._src.backends.imported import needed_for
 from gradclip._src.monitor.monitor import Monitor
 from gradclip._src.thresholds.holder import AdaptiveThreshold
@@ -41,9 +41,13 @@ class ClipCallback(Callback):
         scope: what is clipped: all gradients together, or each "layer", "unit" or "value"; or "agc". Others than
             "global" log `grad_norm` alone, "value" nothing.
         eps: the lower limit for the norm of weights, with `scope="agc"`.
+        unit_axis: the axes that index units, with `scope="unit"` or `"agc"`.
         nonfinite: what to do if a gradient contains NaN or infinity.
         process_group: the processes that hold different gradients.
         mesh: the same, given as a mesh.
+        where: the gradients that count, by the names of their parameters. The optimizer needs them: make it with
+            `model.named_parameters()`.
+        integers: "raise" refuses integers in place of gradients.
         monitor: a `gradclip.Monitor` that records each step; for several optimizers, a list with one for each.
 
     Attributes:
@@ -64,14 +68,18 @@ class ClipCallback(Callback):
         *,
         scope: Scope = "global",
         eps: Threshold | None = None,
+        unit_axis: UnitAxis = None,
         nonfinite: StepPolicy = "propagate",
         process_group: ProcessGroups = None,
         mesh: Meshes = None,
+        where: Where = None,
+        integers: Integers = "keep",
         monitor: Monitor | Sequence[Monitor] | None = None,
     ) -> None:
         self._max_norm, self._monitor = max_norm, monitor
         self._same: dict[str, Any] = {"ord": ord, "scope": scope, "eps": eps, "nonfinite": nonfinite}
-        self._same |= {"process_group": process_group, "mesh": mesh}
+        self._same |= {"process_group": process_group, "mesh": mesh, "unit_axis": unit_axis}
+        self._same |= {"where": where, "integers": integers}
         self.clipping: list[StepClipping | EngineClipping] = []
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradclip._src.annotations import Meshes, Ord, ProcessGroups, StepPolicy, Threshold
+from gradclip._src.annotations import Integers, Meshes, Ord, ProcessGroups, StepPolicy, Threshold, UnitAxis, Where
 from gradclip._src.backends.imported import needed_for
 from gradclip._src.monitor.monitor import Monitor
 from gradclip._src.passed.arguments import check_threshold
@@ -43,9 +43,13 @@ class ClipCallback(TrainerCallback, ExportableState):
         scope: what is clipped: all gradients together, or each "layer", "unit" or "value"; or "agc". Others than
             "global" log `grad_norm` alone, "value" nothing.
         eps: the lower limit for the norm of weights, with `scope="agc"`.
+        unit_axis: the axes that index units, with `scope="unit"` or `"agc"`.
         nonfinite: what to do if a gradient contains NaN or infinity.
         process_group: the processes that hold different gradients.
         mesh: the same, given as a mesh.
+        where: the gradients that count, by the names of their parameters. The optimizer needs them: make it with
+            `model.named_parameters()`.
+        integers: "raise" refuses integers in place of gradients.
         monitor: a `gradclip.Monitor` that records each step.
 
     Attributes:
@@ -53,8 +57,8 @@ class ClipCallback(TrainerCallback, ExportableState):
 
     Raises:
         ValueError: the Trainer clips, too; `restore_callback_states_from_checkpoint` would replace a callback with a
-            `gradclip.AdaptiveThreshold`, a monitor or processes, which no checkpoint can hold. TypeError: an engine
-            such as DeepSpeed steps.
+            `gradclip.AdaptiveThreshold`, a monitor, processes or a function as `where`, which no checkpoint can hold.
+            TypeError: an engine such as DeepSpeed steps.
 
     Write `ClipCallback(1.0).add_to(trainer)`, so that loggers such as TensorBoard and Weights & Biases, which the
     Trainer calls first, get these numbers, too. Passed as `callbacks=[ClipCallback(1.0)]`, only the Trainer's own
@@ -70,20 +74,25 @@ class ClipCallback(TrainerCallback, ExportableState):
         *,
         scope: Scope = "global",
         eps: Threshold | None = None,
+        unit_axis: UnitAxis = None,
         nonfinite: StepPolicy = "propagate",
         process_group: ProcessGroups = None,
         mesh: Meshes = None,
+        where: Where = None,
+        integers: Integers = "keep",
         monitor: Monitor | None = None,
     ) -> None:
         if isinstance(max_norm, str) and max_norm == _NOT_IN_JSON:
             raise ValueError(
                 "restore_callback_states_from_checkpoint=True makes callbacks again from the checkpoint, which cannot "
-                "hold an AdaptiveThreshold, a monitor or processes. Leave it out: ClipCallback goes on where it was "
-                "anyway."
+                "hold an AdaptiveThreshold, a monitor, processes or a function. Leave it out: ClipCallback goes on "
+                "where it was anyway."
             )
         self._max_norm = max_norm if isinstance(max_norm, AdaptiveThreshold) else check_threshold(max_norm)
         self._plain: dict[str, Any] = {"ord": ord, "scope": scope, "eps": eps, "nonfinite": nonfinite}
+        self._plain |= {"unit_axis": unit_axis, "integers": integers}
         self._more: dict[str, Any] = {"process_group": process_group, "mesh": mesh, "monitor": monitor}
+        (self._more if callable(where) else self._plain)["where"] = where
         self.clipping: StepClipping | EngineClipping | None = None
 
     def add_to(self, trainer: Trainer) -> ClipCallback:
