@@ -38,7 +38,7 @@ def test_each_pattern_has_its_threshold(fused):
     assert {name: round(x.item(), 4) for name, x in clipping.numbers().items()} == {
         "grad_norm": 5.3852,
         "grad_norm_clipped": 5.099,
-        "clip_share": 1.0,
+        "clipped_share": 1.0,
     }
     assert repr(clipping) == "StepClipping(SGD, max_norm={'bias': 1.0, '*': None}, scope='global', fused=False, 1 step)"
     clipping.max_norm = {"*": 1.0}

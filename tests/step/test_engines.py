@@ -93,5 +93,5 @@ def test_numbers_of_engines(engine):
     for norm in (1.0, 5.0):
         one.main_grad = norm
         one.step() if engine is Megatron else one.step(norm)
-    assert clipping.numbers() == {"grad_norm": 5.0, "grad_norm_clipped": 2.0, "clip_share": 0.5}
+    assert clipping.numbers() == {"grad_norm": 5.0, "grad_norm_clipped": 2.0, "clipped_share": 0.5}
     assert (clipping.steps, clipping.threshold) == (2, 2.0)

@@ -60,9 +60,9 @@ def test_numbers_of_a_fixed_threshold(attach, settings):
     for norm, got, share in ((1.0, 1.0, 0.0), (5.0, 2.0, 1 / 2), (4.0, 2.0, 2 / 3), (0.5, 0.5, 2 / 4)):
         step(model, optimizer, norm)
         numbers = clipping.numbers()
-        assert list(numbers) == ["grad_norm", "grad_norm_clipped", "clip_share"]
+        assert list(numbers) == ["grad_norm", "grad_norm_clipped", "clipped_share"]
         assert {name: float(number) for name, number in numbers.items()} == pytest.approx(
-            {"grad_norm": norm, "grad_norm_clipped": got, "clip_share": share}
+            {"grad_norm": norm, "grad_norm_clipped": got, "clipped_share": share}
         )
     assert (clipping.steps, clipping.threshold) == (4, 2.0)
 
@@ -82,7 +82,7 @@ def test_steps_without_gradients_do_not_count(attach, settings, max_norm):
         got = norm or 0.0
         assert numbers["grad_norm"] == pytest.approx(got)
         assert numbers["grad_norm_clipped"] == pytest.approx(min(got, max_norm or math.inf))
-        assert numbers["clip_share"] == (1.0 if max_norm else 0.0)
+        assert numbers["clipped_share"] == (1.0 if max_norm else 0.0)
     assert (clipping.steps, monitor.steps, adaptive.steps) == (2, 2, 0 if max_norm else 2)
 
 
@@ -127,7 +127,7 @@ def test_thresholds_at_the_ends(attach, settings, threshold, share):
     clipping = attach(optimizer, threshold)
     step(model, optimizer, 5.0)
     numbers = clipping.numbers()
-    assert (numbers["grad_norm_clipped"], numbers["clip_share"]) == (min(threshold, 5.0), share)
+    assert (numbers["grad_norm_clipped"], numbers["clipped_share"]) == (min(threshold, 5.0), share)
 
 
 @EACH_WAY
@@ -152,7 +152,7 @@ def test_what_is_not_finite_is_not_hidden(attach, settings):
     numbers = clipping.numbers()
     assert numbers["grad_norm"].isnan()
     assert numbers["grad_norm_clipped"].isnan()
-    assert numbers["clip_share"] == 0.0
+    assert numbers["clipped_share"] == 0.0
 
 
 # Saving

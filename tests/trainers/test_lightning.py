@@ -288,14 +288,14 @@ def test_what_tensorboard_shows(make, tmp_path):
     clipped = [norm > C for norm in raw]
     assert values["grad_norm"] == pytest.approx(raw[1::2], rel=1e-4)
     assert values["grad_norm_clipped"] == pytest.approx([min(norm, C) for norm in raw[1::2]], rel=1e-4)
-    assert values["clip_share"] == pytest.approx([sum(clipped[: n + 1]) / (n + 1) for n in range(1, 12, 2)])
+    assert values["clipped_share"] == pytest.approx([sum(clipped[: n + 1]) / (n + 1) for n in range(1, 12, 2)])
 
 
 def test_what_two_optimizers_log():
     net = TwoOptimizers()
     runner = trainer(ClipCallback(1.0))
     runner.fit(net, data())
-    names = {f"{name}_{n}" for name in ("grad_norm", "grad_norm_clipped", "clip_share") for n in (0, 1)}
+    names = {f"{name}_{n}" for name in ("grad_norm", "grad_norm_clipped", "clipped_share") for n in (0, 1)}
     assert names == set(runner.callback_metrics)
     assert float(runner.callback_metrics["grad_norm_0"]) == pytest.approx(net.recorded[0].raw[-1], rel=1e-4)
 

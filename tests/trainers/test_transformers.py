@@ -67,8 +67,10 @@ def check(recorded, runner, max_norm, steps=8):
     assert [one["grad_norm_clipped"] for one in logged] == pytest.approx(applied, rel=1e-3)
     clipped = [norm > max_norm for norm in recorded.raw]
     shares = [sum(clipped[: n + 1]) / (n + 1) for n in range(steps)]
-    assert [one["clip_share"] for one in logged] == pytest.approx(shares)
-    assert {type(one[name]) for one in logged for name in ("grad_norm", "grad_norm_clipped", "clip_share")} == {float}
+    assert [one["clipped_share"] for one in logged] == pytest.approx(shares)
+    assert {type(one[name]) for one in logged for name in ("grad_norm", "grad_norm_clipped", "clipped_share")} == {
+        float
+    }
 
 
 def test_another_scope(tmp_path):
@@ -81,7 +83,7 @@ def test_another_scope(tmp_path):
         runner.train()
         runners.append(runner)
     assert all(map(torch.equal, *(one.model.parameters() for one in runners)))
-    assert all("clip_share" not in one for one in runners[0].state.log_history)
+    assert all("clipped_share" not in one for one in runners[0].state.log_history)
 
 
 def between(norms):
@@ -273,7 +275,7 @@ def test_what_tensorboard_shows(tmp_path, level, monkeypatch, first):
     values = {name: [event.value for event in shown.Scalars(name)] for name in shown.Tags()["scalars"]}
     raw = records.recorded.raw
     assert values["train/grad_norm"] == pytest.approx(raw[1::2], rel=1e-3)
-    assert ("train/grad_norm_clipped" in values) == ("train/clip_share" in values) == first
+    assert ("train/grad_norm_clipped" in values) == ("train/clipped_share" in values) == first
     if first:
         applied = [min(norm, max_norm) for norm in raw]
         assert values["train/grad_norm_clipped"] == pytest.approx(applied[1::2], rel=1e-3)

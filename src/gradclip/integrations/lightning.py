@@ -29,9 +29,9 @@ __all__ = ["ClipCallback"]
 class ClipCallback(Callback):
     """Clip at each step of each optimizer: automatic and manual optimization, mixed precision and accumulation.
 
-    It attaches `gradclip.clip_at_step` when `fit` begins. It logs `grad_norm`, the norm before
-    clipping, `grad_norm_clipped`, that of what the optimizer got, and `clip_share`, the share of the steps of this run
-    that were clipped. With several optimizers, the names end in `_0`, `_1`, and so on.
+    It attaches `gradclip.clip_at_step` when `fit` begins. It logs `grad_norm`, the norm before clipping,
+    `grad_norm_clipped`, that of what the optimizer got, and `clipped_share`, the share of the steps of this run that
+    were clipped. With several optimizers, the names end in `_0`, `_1`, and so on.
 
     Args:
         max_norm: as in `clip_at_step`, like the other arguments: a number or a `gradclip.AdaptiveThreshold`, whose

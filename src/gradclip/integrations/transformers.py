@@ -33,7 +33,7 @@ class ClipCallback(TrainerCallback, ExportableState):
     """Clip at each step of a `Trainer`, whatever the optimizer: mixed precision and accumulation included.
 
     It attaches `gradclip.clip_at_step` when training begins. When the Trainer logs, it adds
-    `grad_norm`, the norm before clipping, `grad_norm_clipped`, that of what the optimizer got, and `clip_share`, the
+    `grad_norm`, the norm before clipping, `grad_norm_clipped`, that of what the optimizer got, and `clipped_share`, the
     share of the steps of this run that were clipped.
 
     Args:

@@ -129,14 +129,14 @@ class EngineClipping(Attached):
     def numbers(self) -> dict[str, float]:
         """Return what to log of the last step; empty before the first.
 
-        "grad_norm" is the norm before clipping, "grad_norm_clipped" that of what the optimizer got, "clip_share" the
+        "grad_norm" is the norm before clipping, "grad_norm_clipped" that of what the optimizer got, "clipped_share" the
         share of the steps that were clipped. A step that the engine skipped is not clipped, and got 0.
         """
         if self.norm is None or self.threshold is None:
             return {}
         got = min(self.norm, self.threshold) if math.isfinite(self.norm) else self.norm
         got = 0.0 if self._skipped else got
-        return {"grad_norm": self.norm, "grad_norm_clipped": got, "clip_share": self._clipped / self.steps}
+        return {"grad_norm": self.norm, "grad_norm_clipped": got, "clipped_share": self._clipped / self.steps}
 
     # Called at each step
 

@@ -289,14 +289,14 @@ class StepClipping(Attached):
     def numbers(self) -> dict[str, torch.Tensor]:
         """Return what to log of the last step, as scalar tensors; empty before the first. It waits for no device.
 
-        "grad_norm" is the norm before clipping, "grad_norm_clipped" that of what the optimizer got, "clip_share" the
+        "grad_norm" is the norm before clipping, "grad_norm_clipped" that of what the optimizer got, "clipped_share" the
         share of the steps of this object that were clipped. A step that was skipped is not clipped, and got 0.
         """
         if self.norm is None or not self.steps:
             return {}
         got = left_of_all(self._parts, self._request.order.p, blanks=self._request.nonfinite.blanks)
         share = self.norm.new_ones(()) * self._clipped / self.steps
-        return {"grad_norm": self.norm, "grad_norm_clipped": got.to(self.norm), "clip_share": share}
+        return {"grad_norm": self.norm, "grad_norm_clipped": got.to(self.norm), "clipped_share": share}
 
     # The step
 
