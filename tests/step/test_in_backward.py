@@ -7,8 +7,6 @@ import pytest
 import torch
 
 import gradclip
-from gradclip._src.core.norms import Order
-from gradclip._src.step.in_backward import shares
 from gradclip.integrations.torch import clip_in_backward
 from rational import at_most
 
@@ -129,24 +127,6 @@ def test_the_norm_of_all_is_at_most_the_threshold_exactly(dtype, ord):
         assert at_most([p.grad.double().numpy() for p in params], ord, threshold)
 
 
-@pytest.mark.parametrize("p", [1, 2, 3, math.inf])
-def test_powers_of_shares_add_up_to_at_most_that_of_the_threshold(p):
-    rng = np.random.default_rng(1)
-    thresholds = [*10.0 ** rng.uniform(-30, 30, 500), 5e-324, 1e-320, 1e308]
-    for threshold in map(float, thresholds):
-        sizes = {str(i): int(size) for i, size in enumerate(rng.integers(0, 10**6, size=rng.integers(1, 9)) + 1)}
-        found = list(shares(threshold, sizes, float(p)).values())
-        assert at_most([np.array(found)], p, threshold)
-        if threshold > 1e-300:
-            assert not at_most([np.array(found)], p, threshold * (1 - 1e-13))
-
-
-def test_shares_of_nothing():
-    assert shares(1.0, {"a": 0, "b": 0}, 2.0) == {"a": 0.0, "b": 0.0}
-    assert shares(math.inf, {"a": 0, "b": 1}, 2.0) == {"a": math.inf, "b": math.inf}
-    assert shares(1.0, {"a": 0, "b": 0}, Order(math.inf).p) == {"a": 1.0, "b": 1.0}
-
-
 def test_a_single_parameter_has_all():
     weight = torch.nn.Parameter(torch.zeros(2))
     clip_in_backward(weight, 5.0)
@@ -265,3 +245,49 @@ def test_gradients_of_gradients_are_refused():
     clip_in_backward([weight], 1.0)
     with pytest.raises(RuntimeError, match=r"create_graph=True.*remove\(\)"):
         (weight**2).sum().backward(create_graph=True)
+
+
+def test_only_chosen_parameters_are_clipped_and_share_the_threshold():
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    clipping = clip_in_backward(net, 1e-3, where="*.weight")
+    net(torch.ones(1, 2)).sum().backward()
+    assert clipping.thresholds == pytest.approx({"0.weight": math.sqrt(0.5) * 1e-3, "1.weight": math.sqrt(0.5) * 1e-3})
+    assert gradclip.grad_norm(net.named_parameters(), where="*.weight").item() == pytest.approx(1e-3)
+    assert net[1].bias.grad.tolist() == [1.0, 1.0]
+    net[1].bias = torch.nn.Parameter(torch.zeros(2))  # does not count either
+    net(torch.ones(1, 2))
+    net[1].weight = torch.nn.Parameter(torch.zeros(2, 2))
+    with pytest.raises(RuntimeError, match=r"1\.weight: added or replaced since"):
+        net(torch.ones(1, 2))
+
+
+def test_a_tied_parameter_counts_if_one_of_its_names_is_chosen():
+    tied = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2, bias=False))
+    tied[1].weight = tied[0].weight
+    clipping = clip_in_backward(tied, 1.0, where="1.*")
+    tied(torch.tensor([[30.0, 40.0]])).sum().backward()
+    assert clipping.thresholds == {"0.weight": 1.0}
+
+
+@pytest.mark.after_error
+@pytest.mark.parametrize(
+    ("given", "settings", "error", "message"),
+    [
+        (model(), {"where": "x*"}, ValueError, "where chooses none of the names"),
+        (model(), {"where": ["v", "x*"]}, ValueError, "'x*', which matches none of the names"),
+        (model(), {"where": 3}, TypeError, "where must be a pattern"),
+        (list(model().values()), {"where": "v"}, ValueError, "name"),
+        (model(), {"where": "v", "max_norm": {"v": 1.0, "w": 1.0}}, ValueError, "got one for w"),
+        (model(), {"integers": "raise"}, TypeError, "a backward pass makes no gradients of integers"),
+    ],
+)
+def test_a_choice_is_checked(given, settings, error, message):
+    with pytest.raises(error, match=message.replace("*", r"\*")):
+        clip_in_backward(given, **{"max_norm": 1.0, **settings})
+
+
+def test_integers_beside_the_parameters_are_left_out():
+    params = {"v": torch.nn.Parameter(torch.zeros(2)), "n": torch.nn.Parameter(torch.zeros(2, dtype=int), False)}
+    clipping = clip_in_backward(params, 5.0)
+    (params["v"] @ torch.tensor([3.0, 4.0])).backward()
+    assert clipping.thresholds == {"v": 5.0}

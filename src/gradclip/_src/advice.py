@@ -140,6 +140,7 @@ _WITHOUT: dict[str, tuple[tuple[str, ...], str]] = {
     **dict.fromkeys(("process_group", "mesh"), (_TREES, _PROCESSES)),
     "axis_name": (_IN_PLACE, "Name the processes of PyTorch as process_group= or mesh="),
     "nonfinite": (("clip_by_value", "clip_grad_value_"), "NaN stays NaN, and infinities are clamped"),
+    "integers": (("clip_in_backward",), "Leave it out: a backward pass makes no gradients of integers"),
     "skip_above": (_IN_PLACE, "Pass max_norm=gradclip.AdaptiveThreshold(skip_above=...) to gradclip.clip_grad_norm_"),
     "mask": (_TREES[:-1], "To choose leaves, pass where=. To leave examples out, call gradclip.per_example_clip"),
 }

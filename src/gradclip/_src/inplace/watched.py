@@ -6,7 +6,7 @@ So a step counts as clipped if any of them was. The norms of layers are recorded
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from gradclip._src.core.decision import Clipping, Each, Following
 from gradclip._src.core.holders import Holders
 from gradclip._src.core.layouts import Groups, Several
 from gradclip._src.core.norms import Norm, Order, of_all
-from gradclip._src.core.pipeline import entries_of
+from gradclip._src.core.pipeline import EachNorm, entries_of
 from gradclip._src.core.protocols import Backend
 from gradclip._src.core.units import Adaptive
 from gradclip._src.core.values import Array
@@ -58,16 +58,26 @@ def clip_watched(
         monitor._missed(each)
         raise
     if norms:
-        xp, flat = _flat(backend, norms)
-        if each is not None:
-            each.put(xp.stack([of_all(xp, one, clipping.order) for one in flat]), _names(taken, layout))
-        monitor._watched(each)
-        if isinstance(thresholds, Following):
-            largest = _largest_unit(backend, flat, _of_units(thresholds, backend, layout, clipping.order))
-        else:
-            largest = _largest(backend, xp, flat, thresholds.values)
-        monitor.record(*largest, nonfinite=clipping.nonfinite.name)
+        found = _of_parts(thresholds, backend, layout, clipping.order)
+        record_norms(monitor, each, backend, norms, found, lambda: _names(taken, layout), clipping)
     return norms
+
+
+def record_norms(
+    monitor: Monitor,
+    each: EachNorm | None,
+    backend: Backend,
+    norms: Sequence[Any],
+    thresholds: Sequence[Any],
+    names: Callable[[], Sequence[str]],
+    clipping: Clipping,
+) -> None:
+    """Record the norms of the parts of a step, each with one threshold, or one for each of its units."""
+    xp, flat = _flat(backend, norms)
+    if each is not None:
+        each.put(xp.stack([of_all(xp, one, clipping.order) for one in flat]), names())
+    monitor._watched(each)
+    monitor.record(*_largest(backend, xp, flat, thresholds), nonfinite=clipping.nonfinite.name)
 
 
 @dataclass(frozen=True)
@@ -82,8 +92,10 @@ class _Noting(Adaptive):
         return self.last[0]
 
 
-def _of_units(thresholds: Following, backend: Backend, layout: Several, order: Order) -> list[Any]:
-    """Return the thresholds of the units of each part."""
+def _of_parts(thresholds: Each | Following, backend: Backend, layout: Several, order: Order) -> Sequence[Any]:
+    """Return the threshold of each part, or those of its units if they follow weights."""
+    if isinstance(thresholds, Each):
+        return thresholds.values
     if isinstance(thresholds.adaptive, _Noting):
         return [entries_of(layout, thresholds.adaptive.last[0], number) for number in range(layout.number)]
     return [thresholds.of_part(backend, layout, number, order) for number in range(layout.number)]
@@ -107,6 +119,8 @@ def _names(taken: Taken, layout: Several) -> list[str]:
 
 def _largest(backend: Backend, xp: Any, norms: Sequence[Any], thresholds: Sequence[Any]) -> tuple[Any, Any]:
     """Return the norm that is the largest multiple of its threshold, and that threshold. NaN is larger than all."""
+    if any(np.shape(one) for one in thresholds):
+        return _largest_unit(backend, norms, thresholds)
     each = xp.stack([xp.max(one) for one in norms])
     first = thresholds[0]
     known = all(isinstance(one, float) for one in thresholds)

@@ -1,31 +1,34 @@
 """Clip each PyTorch gradient as soon as the backward pass finishes it, for optimizers that step within that pass."""
 
-import math
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
 import torch
 
 from gradclip._src import look
-from gradclip._src.annotations import Ord, Parameters, Policy, Threshold
+from gradclip._src.annotations import Ord, Parameters, Policy, Threshold, Where
 from gradclip._src.backends import any_distributed
 from gradclip._src.core import announced
 from gradclip._src.core.nonfinite import Nonfinite
 from gradclip._src.core.norms import Order
+from gradclip._src.inplace.gradients import chosen
 from gradclip._src.inplace.norm import clip_grad_norm_
-from gradclip._src.passed.arguments import check_threshold
+from gradclip._src.monitor.monitor import Monitor
+from gradclip._src.passed.arguments import check_monitor
+from gradclip._src.passed.leaves import Choice, choice_of
 from gradclip._src.passed.parameters import ParameterList
 from gradclip._src.public import public_in, record
 from gradclip._src.step.attached import Attached, as_passed, many
+from gradclip._src.step.handle import check_free, claim
 from gradclip._src.step.heard import current_pass
+from gradclip._src.step.passes import PassesWatched
+from gradclip._src.step.shares import Shares, by_name_of, shared
 from gradclip._src.step.within import with_memory_of_its_own
 from gradclip._src.words import listed, with_advice
-
-Shares = Callable[[Mapping[str, int]], Mapping[str, float]]
-"""Returns the thresholds of parameters from their numbers of elements, both by name."""
 
 
 @record
@@ -46,11 +49,14 @@ class ClippedInBackward(Attached):
         nonfinite: Policy,
         module: torch.nn.Module | None,
         max_norm: object,
+        choice: Choice,
+        watched: PassesWatched | None,
     ) -> None:
         self.norms: dict[str, torch.Tensor] = {}
         self.passes = 0
         self._told = as_passed(max_norm)
         self._shares, self._order, self._nonfinite = shares, order, nonfinite
+        self._watched, self._choice = watched, replace(choice, alone=False)
         self._needs_names = Nonfinite.named(nonfinite).raises  # only for the error: they cost time
         self._names = frozenset(parameters)
         # Hooks hold this object, so it must not hold the parameters: they would never be freed.
@@ -91,6 +97,18 @@ class ClippedInBackward(Attached):
     def _is_removed(self) -> bool:
         return not self._hooks
 
+    def chooses(self, name: str) -> bool:
+        """Say whether a parameter of this name counts."""
+        return not self._choice.left([name])
+
+    def follows(self, given: object) -> bool:
+        """Return whether it clips, and records the norms in what is given, a `Monitor`."""
+        return bool(self._hooks) and self._watched is not None and given is self._watched.monitor
+
+    def own(self) -> set[int]:
+        """Return the identities of the parameters that it clips."""
+        return {id(parameter) for _, parameter in self._now()}
+
     def clip(self, name: str, parameter: torch.Tensor) -> None:
         """Clip a gradient that is finished."""
         grad = parameter.grad  # held: PyTorch would make another Python object each time it is asked
@@ -114,7 +132,14 @@ class ClippedInBackward(Attached):
                 "one. To leave it unclipped, pass math.inf."
             )
         with_memory_of_its_own(parameter)
-        self.norms[name] = self._clipped(name, parameter)
+        try:
+            norm = self.norms[name] = self._clipped(name, parameter)
+        except FloatingPointError:
+            if self._watched is not None:
+                self._watched.missed(name, parameter)
+            raise
+        if self._watched is not None:
+            self._watched.add(name, norm, self._thresholds[name])
 
     def _clipped(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
         """Clip one gradient, in one look if that settles it and nobody listens to calls; return its norm."""
@@ -257,7 +282,7 @@ class _ForwardPreHook:
     def _misses(self, name: str, parameter: torch.Tensor) -> bool:
         # During its forward pass, FSDP2 puts gathered parameters in the place of the sharded ones, which stay clipped.
         gathered = name in self._sharded and not any_distributed([parameter])
-        return not (gathered or _is_clipped(parameter))
+        return not (gathered or _is_clipped(parameter)) and self._clipping.chooses(name)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Copies of the module, also on disk, are not clipped.
@@ -304,6 +329,8 @@ def clip_in_backward(
     *,
     ord: Ord = 2,
     nonfinite: Policy = "propagate",
+    monitor: Monitor | None = None,
+    where: Where = None,
 ) -> ClippedInBackward:
     """Make the backward pass clip the gradient of each parameter as soon as it is finished.
 
@@ -320,6 +347,11 @@ def clip_in_backward(
             parameters need none.
         ord: which norm, as in `gradclip.global_norm`, except `-inf`.
         nonfinite: "propagate", "raise", "zero" or "drop", applied to each parameter separately.
+        monitor: a `gradclip.Monitor` that records a step at the end of each backward pass, as in
+            `gradclip.clip_grad_layer_norm_`: the norm that is the largest multiple of its threshold, and that
+            threshold. A checkpoint with `use_reentrant=True` has backward passes of its own.
+        where: the gradients that count, as in `gradclip.clip_grad_norm_`. All others are not clipped, and have no
+            share of the threshold.
 
     Returns:
         A `ClippedInBackward`: `.norms` has the norms before clipping and `.thresholds` the thresholds, both by name.
@@ -328,7 +360,8 @@ def clip_in_backward(
     Raises:
         ValueError: no parameter requires a gradient; a parameter is computed from others, or already has hooks that run
             after its gradient is accumulated; names do not match; a threshold is negative or NaN.
-        TypeError: a parameter is not a tensor, or thresholds by name are given for parameters without names.
+        TypeError: a parameter is not a tensor, or thresholds by name are given for parameters without names. There is
+            no `integers=`, because a backward pass makes no gradients of integers.
         FloatingPointError: in the backward pass with `nonfinite="raise"`, a gradient contains NaN or infinity.
         RuntimeError: in a backward pass with `create_graph=True`, or of a parameter that was frozen and has no
             threshold by name; in a forward pass of the module, if parameters have been added, or replaced, as
@@ -355,45 +388,30 @@ def clip_in_backward(
     (tensor([0.6000, 0.8000]), tensor([3., 4.]), tensor(5.))
 
     """
-    order, _ = Order.parse(ord), Nonfinite.named(nonfinite)
+    order, policy, choice = Order.parse(ord), Nonfinite.named(nonfinite), choice_of(where, "keep")
+    check_monitor(monitor)
     if order.p < 0:
         raise ValueError("ord must not be -inf: clipping parts by it does not bound the global norm. Pass 2, 1 or inf.")
     module = parameters if isinstance(parameters, torch.nn.Module) else None
-    by_name, named = _found(parameters)
+    by_name, named = _found(parameters, choice)
     if isinstance(max_norm, Mapping) and not named:
         raise TypeError("thresholds by name need named parameters. Pass the model, or model.named_parameters().")
-    by = _given(_checked_names(max_norm, by_name)) if isinstance(max_norm, Mapping) else _shared(max_norm, order)
-    return ClippedInBackward(by_name, by, order, nonfinite, module, max_norm)
+    by = by_name_of(max_norm, by_name) if isinstance(max_norm, Mapping) else shared(max_norm, order)
+    watched = None
+    if monitor is not None:
+        check_free(monitor, set(map(id, by_name.values())))
+        watched = PassesWatched(monitor, list(by_name), order, policy)
+    clipping = ClippedInBackward(by_name, by, order, nonfinite, module, max_norm, choice, watched)
+    claim(monitor, clipping)
+    return clipping
 
 
-def _given(max_norms: Mapping[str, float]) -> Shares:
-    return lambda sizes: {name: max_norms[name] for name in sizes if name in max_norms}
-
-
-def _shared(max_norm: Threshold, order: Order) -> Shares:
-    number = _number(max_norm)
-    return lambda sizes: shares(number, sizes, order.p)
-
-
-def shares(max_norm: float, sizes: Mapping[str, int], p: float) -> dict[str, float]:
-    """Return thresholds for parts of these sizes; each to the power p, they add up to at most `max_norm` to that power.
-
-    Each is lowered by 2**-48, relatively. The quotient, the root and the product err by far less. The step down covers
-    the rounding below the normal range.
-    """
-    if math.isinf(p) or math.isinf(max_norm) or len(sizes) == 1:
-        return dict.fromkeys(sizes, max_norm)
-    whole = max(1, sum(sizes.values()))
-    each = {name: max_norm * ((size / whole) ** (1.0 / p) * (1.0 - 2.0**-48)) for name, size in sizes.items()}
-    return {name: math.nextafter(share, 0.0) for name, share in each.items()}
-
-
-def _found(parameters: torch.nn.Module | Parameters) -> tuple[dict[str, torch.Tensor], bool]:
-    """Return the parameters by name, without duplicates, and whether they came with names."""
+def _found(parameters: torch.nn.Module | Parameters, choice: Choice) -> tuple[dict[str, torch.Tensor], bool]:
+    """Return the parameters that count by name, without duplicates, and whether they came with names."""
     if isinstance(parameters, torch.nn.Module):
         _reshard(parameters)
-        parameters = dict(parameters.named_parameters())
-    params = ParameterList.of(parameters)
+        parameters = dict(parameters.named_parameters(remove_duplicate=False))
+    params = chosen(ParameterList.of(parameters), choice, alone=True)
     found: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
     for index, parameter in enumerate(params.parameters):
@@ -441,23 +459,3 @@ def _check(parameter: Any, name: str) -> None:
             f"{name} already has hooks that run after its gradient is accumulated. If one steps an optimizer, it would "
             "do so before the gradient is clipped. Call clip_in_backward before registering other hooks."
         )
-
-
-def _checked_names(max_norm: Mapping[str, Threshold], parameters: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    missing, unknown = (
-        sorted({name for name, one in parameters.items() if one.requires_grad} - max_norm.keys()),
-        sorted(map(str, max_norm.keys() - parameters.keys())),
-    )
-    if missing or unknown:
-        told = [f"none for {listed(missing)}"] * bool(missing) + [f"one for {listed(unknown)}"] * bool(unknown)
-        raise ValueError(
-            f"max_norm must have a threshold for each parameter that requires a gradient, got {' and '.join(told)}. "
-            "To leave a parameter unclipped, pass math.inf."
-        )
-    return {name: _number(max_norm[name], f"max_norm[{name!r}]") for name in parameters if name in max_norm}
-
-
-def _number(threshold: Threshold, name: str = "max_norm") -> float:
-    number = check_threshold(threshold, name)
-    # Read the value of a scalar array now, once, not at each backward pass.
-    return number if isinstance(number, float) else float(check_threshold(number.item(), name))
