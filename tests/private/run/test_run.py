@@ -177,6 +177,12 @@ def test_what_is_printed_is_never_smaller():
     assert "at delta 1.2345678e-05," in str(run_with(delta=1.2345678e-5))
 
 
+def test_its_repr_says_where_it_stands_and_holds_no_secret():
+    secret = {"batches": replace(BATCHES, seed=314159), "rng": np.random.default_rng(271828)}
+    run = run_with(FLOATS, noise_multiplier=2.0, releases=3, **secret)
+    assert repr(run) == "PrivateRun(noise_multiplier=2, delta=1e-05, 3 of 40 sums released)"
+
+
 def test_in_words():
     run = run_with(replace(ON_GRID, unit="group"))
     run.add_noise(SUM)

@@ -215,6 +215,10 @@ class PrivateRun:
             return self._epsilon(self.releases, self.noise_multiplier) if self.releases else 0.0
         return self._epsilon(as_count("steps", steps), self.noise_multiplier)
 
+    def __repr__(self) -> str:
+        made = f"{self.releases} of {self.batches.steps} sums released"
+        return f"PrivateRun(noise_multiplier={self.noise_multiplier:g}, delta={self.delta!r}, {made})"
+
     def __str__(self) -> str:
         unit, batches = self.sensitivity.unit, self.batches
         made = f"{self.releases} of {batches.steps} sums released"
