@@ -9,6 +9,7 @@ import pickletools
 import pydoc
 import re
 from pathlib import Path
+from pkgutil import iter_modules
 
 import jax.numpy as jnp
 import numpy as np
@@ -78,6 +79,12 @@ def private_run(**more):
     return gradclip.PrivateRun(batches, sensitivity, delta=1e-5, noise_multiplier=2.0, **more)
 
 
+def clipped_model():
+    model = torch.nn.Linear(3, 2)
+    integrations.torch.clip_in_backward(model, 1.0)
+    return model
+
+
 def of_history(rule):
     return rule.observe(rule.init(), 3.0)
 
@@ -132,6 +139,7 @@ MORE = {
     "groups": lambda: monitor().groups,
     "of optax": lambda: state_of(integrations.optax.adaptive_clip_by_global_norm()),
     "of optax, spikes": lambda: state_of(integrations.optax.skip_spikes(optax.sgd(1.0), skip_above=2.0)),
+    "a model clipped in the backward pass": clipped_model,
     "a sampler": lambda: integrations.torch.PoissonSampler(private_run().batches),
 }
 
@@ -176,7 +184,7 @@ def decorators_in(path):
     }
 
 
-@pytest.mark.parametrize("library", dir(integrations))
+@pytest.mark.parametrize("library", [one.name for one in iter_modules(integrations.__path__) if one.name[0] != "_"])
 def test_what_second_files_define_says_the_module_of_the_library(library):
     folder = Path(integrations.__file__).parent
     (listed,) = re.findall(r"^__all__ = (\[.*?\])", (folder / f"{library}.py").read_text("utf-8"), re.M | re.S)
@@ -205,6 +213,30 @@ def test_pickles_and_texts_name_public_paths_alone(name):
     assert type(loaded) is type(found)
     if type(found).__repr__ is not object.__repr__:
         assert repr(loaded) == repr(found) == repr(copy.deepcopy(found))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: integrations.jax_privacy.clipped_grad(loss, l2_clip_norm=1.0),
+        lambda: integrations.jax_privacy.clipped_grad(loss, l2_clip_norm=1.0, method="auto"),
+        lambda: integrations.jax_privacy.clipped_fun(loss, l2_clip_norm=1.0, batch_argnums=1),
+    ],
+)
+def test_pickled_functions_of_jax_privacy_are_made_again(call):
+    found, given = call(), (jnp.ones(3), jnp.ones((4, 3)))
+    pickled = pickle.dumps(found)
+    assert paths_in(pickled) == []
+    for again in (pickle.loads(pickled), copy.deepcopy(found)):
+        assert again(*given).tolist() == found(*given).tolist()
+        assert again.l2_norm_bound == found.l2_norm_bound
+
+
+def test_the_error_for_a_function_that_cannot_be_pickled_names_it():
+    for call in (integrations.jax_privacy.clipped_grad, gradclip.clipped_grad):
+        name = "l2_clip_norm" if call is not gradclip.clipped_grad else "max_norm"
+        with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
+            pickle.dumps(call(lambda params, x: loss(params, x), **{name: 1.0}))
 
 
 @pytest.mark.parametrize("name", MADE)

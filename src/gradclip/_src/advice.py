@@ -151,6 +151,8 @@ def advice_on_name(name: str, module: str = "gradclip") -> str:
     advice = _NAMES.get(name.strip("_").lower())
     if not advice and module.endswith(".integrations") and not name.startswith("_"):
         advice = f"It has {', '.join(_INTEGRATIONS)}. {_AS_THEY_ARE}"
+    if not advice and module != "gradclip" and name in sys.modules["gradclip"].__all__:
+        advice = f"Use gradclip.{name}"
     return f"{advice}." if advice else ""
 
 

@@ -112,7 +112,8 @@ class AdviceFinder:
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """Find nothing. Raise a ModuleNotFoundError for a name with advice."""
         package, _, last = name.rpartition(".")
-        if package.removesuffix(".integrations") == "gradclip" and (advice := _advice_on_name(last, package)):
+        advised = package.removesuffix(".torch").removesuffix(".integrations") == "gradclip"
+        if advised and (advice := _advice_on_name(last, package)):
             # Without `name=`: `from gradclip import X` replaces an error that names X by one without advice.
             raise ModuleNotFoundError(f"{package} has no {last!r}. {advice}")
 

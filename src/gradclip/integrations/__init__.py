@@ -13,7 +13,7 @@ from gradclip._src.words import no_attribute
 
 def __getattr__(name: str) -> ModuleType:
     """Import the module of a library on first access. AttributeError if it is not there, or its library is not."""
-    if name not in __dir__():
+    if name not in _names():
         raise no_attribute(name, sys.modules[__name__])
     try:
         return import_module(f"{__name__}.{name}")
@@ -22,4 +22,9 @@ def __getattr__(name: str) -> ModuleType:
 
 
 def __dir__() -> list[str]:
+    """Return the modules that are imported. `help` asks for each of these names, and finds the others as files."""
+    return [name for name in _names() if name in globals()]
+
+
+def _names() -> list[str]:
     return [one.name for one in iter_modules(__path__) if not one.name.startswith("_")]

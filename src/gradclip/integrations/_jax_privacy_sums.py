@@ -185,7 +185,7 @@ def clipped_fun(
     >>> print(clipped_fun(jnp.mean, l2_clip_norm=1.0)(x))
     0.5
     """
-    asked = locals()
+    asked = dict(locals())
     rescale_to_unit_norm = check_flag("rescale_to_unit_norm", rescale_to_unit_norm)
     nan_safe = check_flag("nan_safe", nan_safe)
     has_aux, return_norms = check_flag("has_aux", has_aux), check_flag("return_norms", return_norms)
@@ -218,7 +218,8 @@ def clipped_fun(
 
     largest = bound_of(l2_clip_norm, to_unit=rescale_to_unit_norm)
     bound = float(grid_scale) if grid_scale else divided(largest, clipped.normalize_by)
-    return BoundedSensitivityCallable(call, bound if nan_safe else math.inf, has_aux or return_norms, clipped)
+    made = BoundedSensitivityCallable(call, bound if nan_safe else math.inf, has_aux or return_norms, clipped)
+    return made.made_by(clipped_fun, asked)
 
 
 def _check_thresholds(l2_clip_norm: Thresholds) -> None:
@@ -290,7 +291,7 @@ def clipped_grad(
     >>> print(clipped_grad(loss, l2_clip_norm=4.5)(3.0, x))
     3.5
     """
-    asked = locals()
+    asked = dict(locals())
     has_aux, nan_safe = check_flag("has_aux", has_aux), check_flag("nan_safe", nan_safe)
     for name, flag in (("return_values", return_values), ("return_grad_norms", return_grad_norms)):
         check_flag(name, flag)
@@ -305,7 +306,7 @@ def clipped_grad(
         and not is_single_threshold(l2_clip_norm),
     }
     if is_planned(method, needs_gradients):
-        return planned(asked, argnums)
+        return planned(asked, argnums).made_by(clipped_grad, asked)
     wants_outputs = has_aux or return_values or return_grad_norms
 
     def gradient(*args: object, **kwargs: object) -> Any:
@@ -317,7 +318,7 @@ def clipped_grad(
         return (result, outputs) if wants_outputs else result
 
     same = {name: asked[name] for name in inspect.signature(clipped_fun).parameters if name in asked}
-    return clipped_fun(**same | {"fun": gradient, "has_aux": wants_outputs})
+    return clipped_fun(**same | {"fun": gradient, "has_aux": wants_outputs}).made_by(clipped_grad, asked)
 
 
 _OF_CONFIG = ("l2_clip_norm", "rescale_to_unit_norm", "normalize_by")

@@ -4,11 +4,12 @@ import math
 import numbers
 import re
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from importlib import metadata
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 import jax
 import jax.numpy as jnp
@@ -186,6 +187,15 @@ class BoundedSensitivityCallable:
     l2_norm_bound: Any
     has_aux: bool
     clipped: ClippedFunction
+    _made: Callable[[], Any] | None = field(init=False, repr=False, compare=False, default=None)
+
+    def made_by(self, call: Callable[..., Any], asked: Mapping[str, Any]) -> "BoundedSensitivityCallable":
+        """Return this function, which now knows the call that made it. Pickles hold that call."""
+        object.__setattr__(self, "_made", partial(call, **asked))
+        return self
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        return super().__reduce_ex__(protocol) if self._made is None else (self._made, ())
 
     @property
     def bounded_sensitivity_fun(self) -> Callable[..., Any]:

@@ -21,6 +21,7 @@ To switch, write `from gradclip.integrations.torch import clip_grad_norm_`. What
 
 import contextlib
 import math
+import sys
 import types
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -39,13 +40,16 @@ from gradclip._src.inplace.groups import several_norms
 from gradclip._src.passed.arguments import check_flag, check_threshold
 from gradclip._src.passed.leaves import without_integers
 from gradclip._src.passed.parameters import ParameterList
-from gradclip._src.words import with_advice
+from gradclip._src.words import no_attribute, with_advice
 
 with needed_for("torch", "torch"):
     import torch
 
     from gradclip._src.backends.torch.tensors import tensor_of
-    from gradclip._src.step.in_backward import clip_in_backward
+    from gradclip._src.step.in_backward import (
+        NotClipped,  # noqa: F401  # pickles name it here
+        clip_in_backward,
+    )
     from gradclip.integrations._torch_batches import (
         MaskedDataset,
         Place,  # noqa: F401  # pickles name it here
@@ -231,11 +235,11 @@ def _listed(parameters: Parameters) -> Parameters:
 if not TYPE_CHECKING:  # or a misspelt name would be right to type checkers
 
     def __getattr__(name: str) -> Any:
-        """Say where a name is now that was here."""
-        if name in ("clip_at_step", "fold_into"):
-            # `from ... import` would replace an AttributeError by one without advice.
-            raise ImportError(f"{__name__} has no {name!r}. Use gradclip.clip_at_step(optimizer, max_norm).")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+        """Say what to use instead of a name that is not here."""
+        raise no_attribute(name, sys.modules[__name__])
+
+    # For `from ... import`: Python looks for the missing names of packages alone as modules, which ends with advice.
+    __path__: list[str] = []
 
 
 @contextlib.contextmanager

@@ -286,15 +286,15 @@ class _ForwardPreHook:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Copies of the module, also on disk, are not clipped.
-        return _ignore_call, ()
+        return NotClipped, ()
 
 
-def _ignore_call() -> Any:
-    return _ignored
+@public_in("integrations.torch")
+class NotClipped:
+    """Stands in copies of a module, also in files, for what `clip_in_backward` has added. It does nothing."""
 
-
-def _ignored(_module: torch.nn.Module, _inputs: Any) -> None:
-    """Take the place of a `_ForwardPreHook` in copies of a module."""
+    def __call__(self, _module: torch.nn.Module, _inputs: Any) -> None:
+        """Do nothing."""
 
 
 def _watches(clipping: ClippedInBackward, root: torch.nn.Module) -> Iterator[Any]:
