@@ -171,7 +171,7 @@ def test_each_of_the_parameters_with_one_name_is_clipped():
 
 def test_thresholds_for_a_name_that_occurs_twice():
     given = [("w", torch.nn.Parameter(torch.zeros(2))) for _ in range(2)]
-    with pytest.raises(ValueError, match=r"got none for w \(2\)"):
+    with pytest.raises(ValueError, match=r"no pattern of max_norm matches w \(2\)"):
         clip_in_backward(given, {"w": 1.0})
 
 
@@ -195,9 +195,9 @@ def test_raised_from_the_backward_pass_by_name():
 @pytest.mark.parametrize(
     ("max_norm", "message"),
     [
-        ({"v": 1.0}, "got none for w"),
-        ({"v": 1.0, "w": 1.0, "u": 1.0}, "got one for u"),
-        ({"v": 1.0, "u": 1.0}, "got none for w and one for u"),
+        ({"v": 1.0}, "no pattern of max_norm matches w"),
+        ({"v": 1.0, "w": 1.0, "u": 1.0}, "the pattern 'u' of max_norm matches no name"),
+        ({"*": 1.0, "w": 1.0}, "the pattern 'w' of max_norm gets no parameter"),
         ({"v": 1.0, "w": -1.0}, r"max_norm\['w'\] must not be negative"),
         (math.nan, "max_norm must not be negative or NaN"),
         (torch.tensor(-1.0), "max_norm must not be negative or NaN"),
@@ -277,7 +277,12 @@ def test_a_tied_parameter_counts_if_one_of_its_names_is_chosen():
         (model(), {"where": ["v", "x*"]}, ValueError, "'x*', which matches none of the names"),
         (model(), {"where": 3}, TypeError, "where must be a pattern"),
         (list(model().values()), {"where": "v"}, ValueError, "name"),
-        (model(), {"where": "v", "max_norm": {"v": 1.0, "w": 1.0}}, ValueError, "got one for w"),
+        (
+            model(),
+            {"where": "v", "max_norm": {"v": 1.0, "w": 1.0}},
+            ValueError,
+            "pattern 'w' of max_norm matches no name",
+        ),
         (model(), {"integers": "raise"}, TypeError, "a backward pass makes no gradients of integers"),
     ],
 )

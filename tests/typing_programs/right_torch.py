@@ -114,6 +114,7 @@ def in_opacus(model: nn.Module, optimizer: torch.optim.SGD, loader: torch.utils.
 def in_backward(model: nn.Module) -> ClippedInBackward:
     from gradclip.integrations.torch import clip_in_backward
 
+    clip_in_backward(model, {"encoder.*": 1.0, "*": None})
     return clip_in_backward(model, 1.0, where="encoder.*", monitor=gradclip.Monitor())
 
 

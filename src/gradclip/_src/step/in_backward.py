@@ -26,7 +26,7 @@ from gradclip._src.step.attached import Attached, as_passed, many
 from gradclip._src.step.handle import check_free, claim
 from gradclip._src.step.heard import current_pass
 from gradclip._src.step.passes import PassesWatched
-from gradclip._src.step.shares import Shares, by_name_of, shared
+from gradclip._src.step.shares import Shares, of_patterns, shared
 from gradclip._src.step.within import with_memory_of_its_own
 from gradclip._src.words import listed, with_advice
 
@@ -325,7 +325,7 @@ def _is_clipped(parameter: torch.Tensor | None) -> bool:
 @with_advice
 def clip_in_backward(
     parameters: torch.nn.Module | Parameters,
-    max_norm: Threshold | Mapping[str, Threshold],
+    max_norm: Threshold | Mapping[str, Threshold | None],
     *,
     ord: Ord = 2,
     nonfinite: Policy = "propagate",
@@ -343,8 +343,9 @@ def clip_in_backward(
             share, and get one when you unfreeze them. A parameter listed twice counts once. If names occur twice, the
             second "w" is called "w (2)". Pass the module rather than a list: only then are parameters noticed that are
             added or replaced.
-        max_norm: the threshold of the global norm, or a dict with one threshold per parameter, by name. Frozen
-            parameters need none.
+        max_norm: the threshold of the global norm. A dict maps patterns of names to thresholds, as in
+            `gradclip.clip_grad_norm_`: the parameters of one pattern share its threshold, so that their norm is at most
+            that. Frozen parameters need none.
         ord: which norm, as in `gradclip.global_norm`, except `-inf`.
         nonfinite: "propagate", "raise", "zero" or "drop", applied to each parameter separately.
         monitor: a `gradclip.Monitor` that records a step at the end of each backward pass, as in
@@ -396,7 +397,7 @@ def clip_in_backward(
     by_name, named = _found(parameters, choice)
     if isinstance(max_norm, Mapping) and not named:
         raise TypeError("thresholds by name need named parameters. Pass the model, or model.named_parameters().")
-    by = by_name_of(max_norm, by_name) if isinstance(max_norm, Mapping) else shared(max_norm, order)
+    by = of_patterns(max_norm, by_name, order) if isinstance(max_norm, Mapping) else shared(max_norm, order)
     watched = None
     if monitor is not None:
         check_free(monitor, set(map(id, by_name.values())))

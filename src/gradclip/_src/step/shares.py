@@ -2,22 +2,43 @@
 
 import math
 from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
 
 import torch
 
 from gradclip._src.annotations import Threshold
 from gradclip._src.core.norms import Order
+from gradclip._src.inplace.groups import parts_of
 from gradclip._src.passed.arguments import check_threshold
-from gradclip._src.words import listed
+from gradclip._src.passed.parameters import ParameterList
 
 Shares = Callable[[Mapping[str, int]], Mapping[str, float]]
 """Returns the thresholds of parameters from their numbers of elements, both by name."""
 
 
-def by_name_of(max_norm: Mapping[str, Threshold], parameters: Mapping[str, torch.Tensor]) -> Shares:
-    """Return the thresholds that parameters have by name. Raises ValueError if names do not match."""
-    max_norms = _checked_names(max_norm, parameters)
-    return lambda sizes: {name: max_norms[name] for name in sizes if name in max_norms}
+def of_patterns(
+    max_norm: Mapping[str, Threshold | None], parameters: Mapping[str, torch.Tensor], order: Order
+) -> Shares:
+    """Return the thresholds of parameters, those of one pattern sharing its threshold. Raises as `parts_of` does.
+
+    Frozen parameters need to match none.
+    """
+    patterns = [one for one in max_norm if isinstance(one, str)]
+    counting = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.requires_grad or any(fnmatchcase(name, one) for one in patterns)
+    ]
+    parts = parts_of(ParameterList.of([(name, parameters[name]) for name in counting]), max_norm, alone=True)
+    each = [(_number(part.recorded, part.told), [counting[place] for place in part.places]) for part in parts]
+
+    def of_sizes(sizes: Mapping[str, int]) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for limit, names in each:
+            found |= shares(limit, {name: sizes[name] for name in names if name in sizes}, order.p)
+        return found
+
+    return of_sizes
 
 
 def shared(max_norm: Threshold, order: Order) -> Shares:
@@ -37,20 +58,6 @@ def shares(max_norm: float, sizes: Mapping[str, int], p: float) -> dict[str, flo
     whole = max(1, sum(sizes.values()))
     each = {name: max_norm * ((size / whole) ** (1.0 / p) * (1.0 - 2.0**-48)) for name, size in sizes.items()}
     return {name: math.nextafter(share, 0.0) for name, share in each.items()}
-
-
-def _checked_names(max_norm: Mapping[str, Threshold], parameters: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    missing, unknown = (
-        sorted({name for name, one in parameters.items() if one.requires_grad} - max_norm.keys()),
-        sorted(map(str, max_norm.keys() - parameters.keys())),
-    )
-    if missing or unknown:
-        told = [f"none for {listed(missing)}"] * bool(missing) + [f"one for {listed(unknown)}"] * bool(unknown)
-        raise ValueError(
-            f"max_norm must have a threshold for each parameter that requires a gradient, got {' and '.join(told)}. "
-            "To leave a parameter unclipped, pass math.inf."
-        )
-    return {name: _number(max_norm[name], f"max_norm[{name!r}]") for name in parameters if name in max_norm}
 
 
 def _number(threshold: Threshold, name: str = "max_norm") -> float:
