@@ -1,4 +1,4 @@
-"""Make the tables of the pages from the benchmarks' results. `--write` writes them into the pages."""
+"""Make tables from the benchmarks' results, most of them for the pages. `--write` writes those into the pages."""
 
 import argparse
 import json
@@ -227,12 +227,8 @@ class OfDevices(Table):
 TABLES = [
     Table("docs/adaptive.md", "best figures", TRAINING, of_best, "tasks"),
     Table("docs/adaptive.md", "doubt", TRAINING, of_doubt, "tasks"),
-    Table("docs/adaptive.md", "widths", TRAINING, of_widths, "tasks"),
     Table("docs/how-to/choose-a-threshold.md", "advice", TRAINING_ADVICE, of_advice, "tasks"),
-    Table("docs/adaptive.md", "scenarios", SCENARIOS, of_calm, "scenarios"),
-    Table("docs/adaptive.md", "spikes", SCENARIOS, of_spikes, "scenarios"),
     Table("docs/adaptive.md", "recoveries", SCENARIOS, of_recoveries, "scenarios"),
-    Table("docs/adaptive.md", "trainings", SCENARIOS, of_trainings, "training"),
     Table("docs/speed.md", "short", CLIPPING, of_short),
     Table("docs/speed.md", "chosen", CLIPPING, of_chosen),
     Table("docs/speed.md", "times", CLIPPING, of_clipping),
@@ -248,6 +244,13 @@ TABLES = [
     Table("docs/tutorials/private.md", "noise", NOISE, of_noise),
     Table("docs/sharded.md", "trainers", SHARDED_TRAINERS, of_trainers, "layouts"),
 ]
+# They are printed only: no page has them.
+BESIDE = [
+    (TRAINING, "tasks", of_widths),
+    (SCENARIOS, "scenarios", of_calm),
+    (SCENARIOS, "scenarios", of_spikes),
+    (SCENARIOS, "training", of_trainings),
+]
 
 
 def main():
@@ -258,6 +261,8 @@ def main():
         print(table.current())
         if options.write:
             table.write()
+    for results, key, lines in BESIDE:
+        print(lines(json.loads(results.read_text())[key]))
 
 
 if __name__ == "__main__":
