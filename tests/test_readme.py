@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 TEXT = " ".join((ROOT / "README.md").read_text().split())
 CODE_BLOCKS = {
     "docs/adaptive.md": 5,
-    "docs/monitor.md": 6,
+    "docs/monitor.md": 3,
     "docs/optimizers.md": 3,
     "docs/tensorflow.md": 3,
 }
