@@ -16,7 +16,7 @@ ANSWERS = {
     "quick start": ["index.html"],
     "getting started": ["tutorials/index.html"],
     "tutorial": ["tutorials/index.html"],
-    "loss spike": ["how-to/loss-spikes.html", "how-to/spikes-in-trainers.html"],
+    "loss spike": ["how-to/loss-spikes.html"],
     "huggingface": ["how-to/trainers.html"],
     "hugging face": ["how-to/trainers.html"],
     "trainer": ["how-to/trainers.html"],
@@ -25,7 +25,7 @@ ANSWERS = {
     "wandb": ["how-to/trainers.html", "how-to/log-norms.html"],
     "npz": ["reference/command-line.html", "how-to/check-client-updates.html"],
     "epsilon": ["tutorials/private.html"],
-    "nan": ["how-to/skip-bad-steps.html"],
+    "nan": ["how-to/loss-spikes.html", "reference/policies.html"],
 }
 
 
