@@ -1,14 +1,12 @@
 """Learning rates that work, with and without clipping.
 
-A recurrent network reads a digit row by row. It is trained at ten learning
-rates: without clipping, and with `clip_by_global_norm` first in the optax
-chain. One compiled program trains all rates side by side.
-
-Without clipping two of these rates work. A smaller threshold works at more of
-them, and at higher ones: a rate has to grow as the threshold shrinks, because
-nearly every step is then as long as the threshold times the rate. So choose the
+With a smaller threshold, more learning rates work, and higher ones: nearly
+every step is then as long as the threshold times the rate. So choose the
 threshold first, then the rate. Clipping does not make every rate work, nor the
 best accuracy better.
+
+A recurrent network reads a digit row by row, with `clip_by_global_norm` first
+in the optax chain. One compiled program trains ten rates side by side.
 """
 
 import sys

@@ -1,17 +1,13 @@
 """A loss spike: found, explained and skipped.
 
-One record of the training set is broken: its pixels are 1,000 times too large,
-and its label is wrong. Each epoch meets it once. The network is trained three
-times: without clipping, with a fixed threshold, and with a threshold that
-follows the norms and skips the steps that are far above it.
+`Monitor` finds the steps of loss spikes, `explain_spike` the image that made
+them, and `skip_above` keeps such steps from the weights. One image of the
+training set is broken: its pixels are 1,000 times too large, and its label is
+wrong. The dotted lines are the steps that meet it.
 
-Without clipping, the loss jumps twice, and the network does not recover. With
-`max_norm=1` the broken record moves the weights by one ordinary step in a wrong
-direction. With `skip_above=4` it does nothing at all. Bumps elsewhere are those
-of ordinary batches at this learning rate.
-
-The monitor says which layer made a spike. `explain_spike` ranks the images of
-its batch by the norms of their gradients.
+Without clipping, the loss jumps twice. With `max_norm=1` the broken image moves
+the weights by one ordinary step in a wrong direction. With `skip_above=4` it
+does nothing at all.
 """
 
 import sys
