@@ -15,8 +15,8 @@ TEXT = " ".join((ROOT / "README.md").read_text().split())
 CODE_BLOCKS = {
     "docs/adaptive.md": 5,
     "docs/monitor.md": 3,
-    "docs/optimizers.md": 3,
-    "docs/tensorflow.md": 3,
+    "docs/optimizers.md": 2,
+    "docs/tensorflow.md": 2,
 }
 
 
