@@ -30,6 +30,8 @@ PLAIN = (".md", ".png", ".svg", ".json")
 LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?(\))")
 # Sources have lines of up to 120 columns: their pages leave out what stands beside the text.
 WIDE = "hide: [navigation, toc]\n"
+# Each of its rows has the words that people search for, and answers none of them.
+RESULTS = Path("docs/parity.md")
 NOT_SEARCHED = "search:\n  exclude: true\n"
 QUOTES = '"""'
 LANGUAGES = {".py": "python", ".toml": "toml", ".cpp": "cpp", ".hpp": "cpp"}
@@ -52,12 +54,12 @@ def page_of(source):
         rows = [f"- [{found.name}]({found.name})" for found in sorted(source.iterdir()) if found.is_file()]
         return f"{_front(NOT_SEARCHED)}# {name}\n\n" + "\n".join(rows) + "\n"
     if source.suffix == ".md":
-        return source.read_text(encoding="utf-8")
+        before = _front(NOT_SEARCHED) if name == RESULTS else ""
+        return before + source.read_text(encoding="utf-8")
     text = source.read_text(encoding="utf-8")
     described = re.match(r'"""(.+)', text) if source.suffix == ".py" else None
     short = f"**In short:** {described[1].removesuffix(QUOTES)}\n\n" if described else ""
-    settings = WIDE if name.parts[0] == "examples" else WIDE + NOT_SEARCHED
-    return f"{_front(settings)}# {name}\n\n{short}```{LANGUAGES.get(source.suffix, '')}\n{text}\n```\n"
+    return f"{_front(WIDE + NOT_SEARCHED)}# {name}\n\n{short}```{LANGUAGES.get(source.suffix, '')}\n{text}\n```\n"
 
 
 def _front(settings):
