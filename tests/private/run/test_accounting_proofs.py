@@ -152,7 +152,7 @@ def in_higher_precision(probabilities, lowest, width, steps, epsilons):
 
 @pytest.mark.parametrize(("rate", "multiplier", "steps"), [(0.1, 100.0, 10**6), (0.01, 3.0, 10**5)])
 def test_what_is_kept_for_arithmetic_is_enough(rate, multiplier, steps):
-    accountant = accounting._accountant(rate, steps, multiplier, accounting.FINEST)
+    accountant = accounting._accountant(((rate, steps, multiplier),), accounting.FINEST)
     own = from_gaussian_mechanism(multiplier, value_discretization_interval=accounting.FINEST, sampling_prob=rate)
     kept = accounting._ARITHMETIC + steps * accounting._ARITHMETIC_OF_A_STEP
     epsilons = [accountant.get_epsilon(delta) for delta in (1e-5, 1e-7, 1e-8)]

@@ -60,7 +60,10 @@ def run_with(sensitivity=ON_GRID, batches=None, **settings):
         ({"rng": np.random.default_rng(0)}, ValueError, "sums on a grid get exact noise only. Pass rng='system'"),
         ({"rng": "numpy"}, TypeError, "rng must be 'system', 'opendp', a numpy.random.Generator or a torch.Generator"),
         ({"rng": np.zeros(2, np.uint32)}, TypeError, "A JAX key would give every step the same noise"),
-        ({"releases": -1}, ValueError, "releases must be a whole number"),
+        ({"save_every": 0}, ValueError, "save_every must be a whole number"),
+        ({"state": 7}, TypeError, r"state must be what state_dict\(\) of a PrivateRun returned, got 7 of type int"),
+        ({"state": {"releases": 7}}, ValueError, "state must hold 'parts', as state_dict"),
+        ({"state": {"parts": [{"rate": 1.0}]}}, ValueError, "a part of the state lacks 'releases'"),
     ],
 )
 def test_what_does_not_agree_is_refused(settings, error, message):

@@ -48,11 +48,12 @@ import math
 from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gradclip._src.private.noise.discrete import needed_for
+from gradclip._src.private.sums.rounding import rounded_up
 from gradclip._src.private.sums.settings import as_count, as_number
 
 FINEST = 1e-4
@@ -66,6 +67,22 @@ _FEWEST_STEPS = 64
 _SMALLEST_MULTIPLIER = 2.0**-9
 _LARGEST_MULTIPLIER = 2.0**20
 _DIGITS = 4
+
+
+class Releases(NamedTuple):
+    """Sums that were released alike.
+
+    Attributes:
+        rate: the probability with which each example is in a batch.
+        steps: how many sums, each over a batch of its own.
+        multiplier: that of noise in the reals which is no more private than the noise.
+        overflow: a bound on the probability that any batch of these does not fit.
+    """
+
+    rate: float
+    steps: int
+    multiplier: float
+    overflow: float = 0.0
 
 
 def epsilon(rate: float, steps: int, noise_multiplier: float, delta: float, *, overflow: float = 0.0) -> float:
@@ -147,7 +164,7 @@ def _checked(rate: float, steps: int, delta: float, overflow: float) -> Callable
     if not 0 <= beta <= 1:
         raise ValueError(f"overflow must be a probability, got {overflow!r}.")
     rate, steps, delta = _rate(rate), as_count("steps", steps), checked_delta(delta)
-    return lambda multiplier, finest=FINEST: epsilon_at(rate, steps, multiplier, delta, beta, finest)
+    return lambda multiplier, finest=FINEST: epsilon_at((Releases(rate, steps, multiplier, beta),), delta, finest)
 
 
 def smallest_multiplier(epsilon_of: Callable[[float, float], float], target: float) -> float:
@@ -214,12 +231,12 @@ def _first(holds: Callable[[int], bool], start: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def epsilon_at(
-    rate: float, steps: int, multiplier: float, delta: float, overflow: float, finest: float = FINEST
-) -> float:
-    """Return epsilon from checked numbers. `finest`: the smallest width of cells in which losses are counted."""
+def epsilon_at(parts: tuple[Releases, ...], delta: float, finest: float = FINEST) -> float:
+    """Return epsilon of all parts of a run. `finest`: the smallest width of cells in which losses are counted."""
+    steps = sum(part.steps for part in parts)
+    overflow = min(1.0, rounded_up(sum((Fraction(part.overflow) for part in parts), Fraction(0))))
     try:
-        ideal = _accountant(rate, steps, multiplier, finest * _widening(rate, steps, multiplier))
+        ideal = _accountant(tuple(part[:3] for part in parts), finest * _widening(parts))
     except OverflowError:  # cells wider than 700: so is epsilon, by far
         return math.inf
     found, lost = 0.0, _ARITHMETIC + steps * _ARITHMETIC_OF_A_STEP
@@ -245,23 +262,29 @@ def _times_growth(overflow: float, epsilon: float) -> float:
 
 
 @lru_cache(maxsize=16)
-def _accountant(rate: float, steps: int, multiplier: float, width: float) -> Any:
-    """Return dp-accounting's accountant of a run."""
+def _accountant(parts: tuple[tuple[float, int, float], ...], width: float) -> Any:
+    """Return dp-accounting's accountant of a run: of rates, steps and multipliers, one after the other."""
     with needed_for("Privacy accounting"):
         from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
         from dp_accounting.pld import PLDAccountant
     accountant = PLDAccountant(value_discretization_interval=width)
-    return accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(multiplier)), steps)
+    for rate, steps, multiplier in parts:
+        accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(multiplier)), steps)
+    return accountant
 
 
-def _widening(rate: float, steps: int, multiplier: float) -> float:
+def _widening(parts: tuple[Releases, ...]) -> float:
     """Return how many times wider cells must be, so that there are not too many: losses are large where noise is small.
 
-    One loss is about 1 / (2 m**2) + 10 / m at most. Their sum is near that of Gaussian noise, with or without sampling.
+    One loss is about 1 / (2 m**2) + 10 / m at most. Their sum is near that of Gaussian noise, with or without sampling,
+    and the squares of parts add up.
     """
-    share = math.sqrt(math.expm1(min(multiplier**-2, 100.0))) * rate
-    whole = min(share, 1 / multiplier) * math.sqrt(steps)
-    largest = max(0.5 / multiplier**2 + 10 / multiplier, whole**2 / 2 + 8 * whole)
+    squares = 0.0
+    for rate, steps, multiplier, _ in parts:
+        share = math.sqrt(math.expm1(min(multiplier**-2, 100.0))) * rate
+        squares += min(share, 1 / multiplier) ** 2 * steps
+    least, whole = min(part.multiplier for part in parts), math.sqrt(squares)
+    largest = max(0.5 / least**2 + 10 / least, whole**2 / 2 + 8 * whole)
     return max(0.1, min(1.0, largest / 2), largest / 20)
 
 

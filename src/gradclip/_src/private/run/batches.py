@@ -25,10 +25,11 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from gradclip._src.private.noise.draws import check_seed, chosen, draws_from, shuffled
+from gradclip._src.private.noise.draws import Draws, check_seed, chosen, draws_from, shuffled
 from gradclip._src.private.sums.rounding import rounded_up
 from gradclip._src.private.sums.settings import as_count, as_number
 from gradclip._src.public import public
@@ -160,8 +161,15 @@ class PoissonBatches:
             raise ValueError(f"rate must be at least 2**-53, got {self.rate!r}: no example would ever be chosen.")
         rate = threshold / _FINEST
         pad_to = smallest_size(n + 1, rate, steps, _RISK) if self.pad_to is None else as_count("pad_to", self.pad_to)
-        for name, value in {"n": n, "rate": rate, "steps": steps, "pad_to": pad_to, "_drawn": 0}.items():
+        settled = {"n": n, "rate": rate, "steps": steps, "pad_to": pad_to}
+        for name, value in (settled | {"_drawn": 0, "_next": (0, 0)}).items():
             object.__setattr__(self, name, value)
+
+    def _begin_at(self, step: int, skipped: int, generator: dict[str, Any] | None = None) -> None:
+        """Let the next iteration begin at a step, after so many batches of a seed, of which nothing is released."""
+        if isinstance(self.seed, np.random.Generator) and generator is not None:
+            self.seed.bit_generator.state = generator
+        object.__setattr__(self, "_next", (step, 0 if self.secure else skipped))
 
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_drawn": 0}  # a copy has drawn none
@@ -190,16 +198,23 @@ class PoissonBatches:
         return self.steps
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        draws, threshold = draws_from(self.seed), int(self.rate * _FINEST)
-        for _ in range(self.steps):
-            examples = chosen(draws, self.n, threshold)
-            places = shuffled(draws, max(self.pad_to, examples.size))[: examples.size]
-            fit = places < self.pad_to
-            indices, mask = np.zeros(self.pad_to, np.int64), np.zeros(self.pad_to, bool)
-            indices[places[fit]] = examples[fit]
-            mask[places[fit]] = True
+        draws, (first, skipped) = draws_from(self.seed), self.__dict__["_next"]
+        object.__setattr__(self, "_next", (0, 0))
+        for _ in range(skipped):
+            self._batch(draws)
+        for _ in range(first, self.steps):
+            batch = self._batch(draws)
             object.__setattr__(self, "_drawn", self.drawn + 1)
-            yield indices, mask
+            yield batch
+
+    def _batch(self, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
+        examples = chosen(draws, self.n, int(self.rate * _FINEST))
+        places = shuffled(draws, max(self.pad_to, examples.size))[: examples.size]
+        fit = places < self.pad_to
+        indices, mask = np.zeros(self.pad_to, np.int64), np.zeros(self.pad_to, bool)
+        indices[places[fit]] = examples[fit]
+        mask[places[fit]] = True
+        return indices, mask
 
     def __repr__(self) -> str:
         by = "the system's random numbers" if self.secure else "a seed, not secure"

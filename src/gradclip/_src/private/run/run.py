@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import decimal
 import math
-import numbers
 import os
+from collections.abc import Mapping
 from threading import Lock
+from typing import Any
+
+import numpy as np
 
 from gradclip._src.annotations import Tree
 from gradclip._src.backends.registry import framework_of
@@ -14,6 +17,7 @@ from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.private.noise.add import add_noise, is_recorded
 from gradclip._src.private.noise.discrete import EXACT
 from gradclip._src.private.run.accounting import (
+    Releases,
     checked_delta,
     checked_multiplier,
     enough_steps,
@@ -22,6 +26,7 @@ from gradclip._src.private.run.accounting import (
     smallest_multiplier,
 )
 from gradclip._src.private.run.batches import PoissonBatches
+from gradclip._src.private.run.state import check_same_batches, loaded_parts, saved_batches, saved_parts
 from gradclip._src.private.sums.sensitivity import Sensitivity
 from gradclip._src.private.sums.settings import as_count
 from gradclip._src.public import public
@@ -107,12 +112,16 @@ class PrivateRun:
             that it holds for: `clipped_grad(..., pad_to=batches.pad_to).sensitivity()`.
         delta: at which probability the bound may fail, from 1e-10, and below 1 / n.
         noise_multiplier: the standard deviation of the noise divided by the sensitivity.
-        epsilon: instead of it, the largest epsilon after `batches.steps` releases. The multiplier is then the smallest
-            of 4 digits that keeps it.
+        epsilon: instead of it, the largest epsilon after `batches.steps` releases, with those of earlier parts. The
+            multiplier is then the smallest of 4 digits that keeps it.
         rng: what draws the noise, as in `gradclip.add_noise`: "system" or "opendp", which are exact, or a generator
             that keeps a state: `numpy.random.Generator` or `torch.Generator`, whose noise is not proven to be private,
             and which repeats itself in a copy of the run.
-        releases: how many sums an earlier part of the run released, if it is continued.
+        state: what an earlier part of the run released, from its `state_dict()`, if it goes on with other batches,
+            noise or more steps. Epsilon counts it, and `epsilon=` plans with it. To go on as before, make the run as it
+            was made, and call `load_state_dict`.
+        save_every: the most sums that are released after a call of `state_dict`, or after the run is made; then the run
+            asks for the next call. So after a crash it is known how many sums a saved state may lack.
 
     What epsilon holds for: whoever sees all released sums, and all that is computed from them, learns nearly the same
     with one example (or group) more or less, or with zeros in its place. Losses, counts and norms are not covered
@@ -122,8 +131,9 @@ class PrivateRun:
     Raises:
         ValueError: a number out of range, or a sensitivity that does not fit the batches: another relation, no batch
         size, or one below `pad_to`, no finite bound; noise below 64 steps of a grid; batches that overflow too often
-        for `delta`. TypeError: `batches` or `sensitivity` of another type, a JAX key as `rng`, or both or neither of
-        `noise_multiplier` and `epsilon`. ModuleNotFoundError: dp-accounting is not installed.
+        for `delta`; an `epsilon` that earlier parts have spent. TypeError: `batches` or `sensitivity` of another type,
+        a JAX key as `rng`, or both or neither of `noise_multiplier` and `epsilon`. ModuleNotFoundError: dp-accounting
+        is not installed.
 
     >>> from gradclip import PoissonBatches, clipped_sum_sensitivity
     >>> batches = PoissonBatches(n=1000, rate=1.0, steps=4)
@@ -137,6 +147,8 @@ class PrivateRun:
     0.0
     """
 
+    releases: int
+
     @with_subnormals
     def __init__(
         self,
@@ -147,35 +159,84 @@ class PrivateRun:
         noise_multiplier: float | None = None,
         epsilon: float | None = None,
         rng: object = "system",
-        releases: int = 0,
+        state: Mapping[str, Any] | None = None,
+        save_every: int | None = None,
     ) -> None:
         if (noise_multiplier is None) == (epsilon is None):
             raise TypeError("pass noise_multiplier or epsilon, one of the two: the other follows.")
         check_batches(batches)
         check_generator(rng)
         self.batches, self.delta, self._rng = batches, checked_delta(delta), rng
-        self.releases = self._before = releases
-        self.__dict__ |= {"_made": 0, "_process": os.getpid()}
+        self._earlier = () if state is None else loaded_parts(state)
+        self.save_every = None if save_every is None else as_count("save_every", save_every)
+        self.__dict__ |= {"releases": 0, "_saved": 0, "_made": 0, "_made_here": False, "_process": os.getpid()}
         check_sensitivity(sensitivity, batches.pad_to)
         self.sensitivity = sensitivity
         if sensitivity.in_steps is not None and not self.exact:
             raise ValueError("sums on a grid get exact noise only. Pass rng='system', or leave out grid.")
         check_overflow(batches, self.delta)
         if epsilon is not None:
+            self._check_not_spent(epsilon)
             noise_multiplier = smallest_multiplier(self._planned, epsilon)
         self.noise_multiplier = checked_multiplier(noise_multiplier)
         self._in_reals(self.noise_multiplier)
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name != "releases" and name in self.__dict__:
+        if name == "releases":
+            if as_count(name, value) < self.releases:
+                raise ValueError(f"{self.releases} sums are released, and what is released stays so, got {value!r}.")
+        elif name in self.__dict__:
             raise AttributeError(
                 f"{name} of a run is fixed: the epsilon of its releases rests on it. Make another PrivateRun. The "
                 "epsilons of both, added, hold at the sum of their deltas."
             )
-        object.__setattr__(self, name, _releases(value) if name in ("releases", "_before") else value)
+        object.__setattr__(self, name, value)
 
-    def __setstate__(self, state: dict[str, object]) -> None:
+    def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state | {"_made": 0, "_process": os.getpid()}
+        if not getattr(self.batches, "drawn", 1):  # a copy of them, which has drawn none
+            of_generator = isinstance(self.batches.seed, np.random.Generator)  # it was copied where it stands
+            self.batches._begin_at(self.releases, 0 if of_generator else self.releases)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was released, in plain numbers: dicts, lists, floats, ints and strings.
+
+        Save it with the model, after the step that used the last sum. `torch.load(weights_only=True)` and JSON load it.
+        """
+        self.__dict__["_saved"] = self.releases
+        parts = self._parts(self.releases) if self.releases else self._earlier
+        return {
+            "parts": saved_parts(parts),
+            "releases": self.releases,
+            "noise_multiplier": self.noise_multiplier,
+            "unit": self.sensitivity.unit,
+            "relation": self.sensitivity.relation,
+            "save_every": self.save_every,
+            "batches": saved_batches(self.batches),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], *, lost: int | None = None) -> None:
+        """Count what was released before, and let the batches go on after it.
+
+        Make the run as it was made, load, and iterate its batches: those that are left.
+
+        Args:
+            state: what `state_dict()` returned.
+            lost: how many sums may have been released after the state was saved, and before a crash. They are counted
+                as released, and their batches are left out, so the run ends as many steps earlier. None: `save_every`,
+                which bounds it. Pass 0 if the state was saved after the last sum.
+
+        Raises:
+            ValueError: a run that was made otherwise, or that has released sums itself; noise of a generator, which
+            would be the same again. TypeError: a `state` of another type, or `lost` left out without `save_every`.
+        """
+        parts = loaded_parts(state)
+        self._check_same(state, parts)
+        missing = self._lost(state, lost)
+        count = min(as_whole("releases", state.get("releases")) + missing, self.batches.steps)
+        skipped = missing if isinstance(self.batches.seed, np.random.Generator) else count
+        self.batches._begin_at(count, skipped, state["batches"].get("generator"))
+        self.__dict__ |= {"releases": count, "_saved": count}
 
     @property
     def exact(self) -> bool:
@@ -187,7 +248,8 @@ class PrivateRun:
         """Return a sum with noise, by `gradclip.add_noise`, and count it as released.
 
         Call it once for each batch: two releases of one batch cost more than two of different batches. More releases
-        than `batches.drawn` are refused, if batches are drawn in this process at all.
+        than `batches.drawn` are refused, if batches are drawn in this process at all, and more than `batches.steps` in
+        any case.
 
         Args:
             summed: the clipped sum of one batch, with arrays that hold values: not inside `jax.jit`.
@@ -195,25 +257,30 @@ class PrivateRun:
                 the same.
 
         Raises what `gradclip.add_noise` does, and ValueError for a sensitivity that does not fit the batches, inside
-        compiled code, when batches of an int seed begin to repeat themselves, and in a forked process, whose releases
-        this one would not count.
+        compiled code, when all batches of the run are released, when `save_every` asks for `state_dict()`, and in a
+        forked process, whose releases this one would not count.
         """
         promised = self.sensitivity if sensitivity is None else self._checked(sensitivity)
         check_not_recorded(summed)
         self._check_process()
+        self._check_goes_on()
         self._check_repeats()
         noised = add_noise(summed, promised, noise_multiplier=self.noise_multiplier, rng=self._rng)
         with _counting:
-            self.releases += 1
+            self.__dict__["releases"] += 1
+            self.__dict__["_made_here"] = True
             self.__dict__["_made"] += getattr(self.batches, "drawn", 0) > 0
         return noised
 
     @with_subnormals
     def epsilon(self, steps: int | None = None) -> float:
-        """Return epsilon at `delta` of the sums released so far, or of a run of `steps` releases."""
-        if steps is None:
-            return self._epsilon(self.releases, self.noise_multiplier) if self.releases else 0.0
-        return self._epsilon(as_count("steps", steps), self.noise_multiplier)
+        """Return epsilon at `delta` of the sums released so far, or of `steps` releases of this run.
+
+        Both with those of earlier parts.
+        """
+        count = self.releases if steps is None else as_count("steps", steps)
+        parts = self._parts(count) if count else self._earlier
+        return epsilon_at(parts, self.delta) if parts else 0.0
 
     def __repr__(self) -> str:
         made = f"{self.releases} of {self.batches.steps} sums released"
@@ -221,7 +288,8 @@ class PrivateRun:
 
     def __str__(self) -> str:
         unit, batches = self.sensitivity.unit, self.batches
-        made = f"{self.releases} of {batches.steps} sums released"
+        before = sum(part.steps for part in self._earlier)
+        made = f"{self.releases} of {batches.steps} sums released{f', after {before} of earlier parts' * bool(before)}"
         lines = [
             f"epsilon {_at_most(self.epsilon(), 4)} at delta {self.delta!r}, {self._change()} one {unit}: {made}",
             f"{batches.n} {unit}s, rate {batches.rate:g}, at most {batches.pad_to} in a batch "
@@ -271,15 +339,75 @@ class PrivateRun:
                 "draw the same noise in both. Make one PrivateRun, in the process that adds the noise."
             )
 
+    def _check_goes_on(self) -> None:
+        """Raise a ValueError at the end of the run, and where its state must be saved first."""
+        if self.releases >= self.batches.steps:
+            raise ValueError(
+                f"all {self.batches.steps} sums of this run are released. To release more, make PoissonBatches with "
+                "as many more steps, and pass them to PrivateRun(..., state=run.state_dict()), which counts these."
+            )
+        if self.save_every is not None and self.releases - self.__dict__["_saved"] >= self.save_every:
+            raise ValueError(
+                f"{self.save_every} sums were released since state_dict() was called, and save_every={self.save_every} "
+                "promises that a saved state lacks no more. Save run.state_dict() with the model, then go on."
+            )
+
+    def _check_not_spent(self, epsilon: float) -> None:
+        spent = epsilon_at(self._earlier, self.delta) if self._earlier else -math.inf
+        if spent >= epsilon:
+            raise ValueError(
+                f"earlier parts of the run have spent epsilon {_at_most(spent, 4)} at delta {self.delta!r}, and "
+                f"epsilon={epsilon!r} is no more. Pass a larger epsilon."
+            )
+
+    def _check_same(self, state: Mapping[str, Any], parts: tuple[Releases, ...]) -> None:
+        """Raise a ValueError if the state is not that of a run that was made as this one, or if sums would be lost."""
+        if self.__dict__["_made_here"]:
+            raise ValueError(
+                f"this run has released {self.releases} sums itself, which loading would forget. Load into a new run."
+            )
+        if not self.exact:
+            raise ValueError(
+                "a generator that is made again draws the noise of the steps before again. Pass rng='system'."
+            )
+        check_same_batches(state.get("batches"), self.batches)
+        of_run = {"noise_multiplier": self.noise_multiplier, "unit": self.sensitivity.unit}
+        for name, own in (of_run | {"relation": self.sensitivity.relation}).items():
+            if state.get(name) != own:
+                raise ValueError(
+                    f"the state is of a run with {name}={state.get(name)!r}, and this one has {own!r}. Make the run as "
+                    "it was made, or go on with other settings by PrivateRun(..., state=state)."
+                )
+        released = as_whole("releases", state.get("releases"))
+        if parts[: len(self._earlier)] != self._earlier or self._own(parts) != [released] * (released > 0):
+            raise ValueError("the state has other earlier parts than this run. Pass the same state= to PrivateRun.")
+
+    def _own(self, parts: tuple[Releases, ...]) -> list[int]:
+        """Return how many sums each part after the earlier ones released."""
+        return [part.steps for part in parts[len(self._earlier) :]]
+
+    def _lost(self, state: Mapping[str, Any], lost: int | None) -> int:
+        """Return how many sums a saved state may lack."""
+        if lost is None:
+            lost = state.get("save_every")
+        if lost is None:
+            raise TypeError(
+                "say how many sums were released after the state was saved: lost=0 if none, or after a crash at most "
+                "the steps between two saved states. A PrivateRun(..., save_every=...) bounds it itself."
+            )
+        return as_whole("lost", lost)
+
+    def _parts(self, count: int) -> tuple[Releases, ...]:
+        """Return what is released once this run has released so many sums."""
+        return (*self._earlier, self._part(count, self.noise_multiplier))
+
+    def _part(self, count: int, multiplier: float) -> Releases:
+        rounds, overflow = math.ceil(count / self.batches.steps), self.batches.overflow
+        overflow = min(1.0, math.nextafter(rounds * overflow, math.inf) if overflow else 0.0)
+        return Releases(self.batches.rate, count, self._in_reals(multiplier), overflow)
+
     def _check_repeats(self) -> None:
         """Raise a ValueError if a batch is released again, as far as that can be seen."""
-        repeats = isinstance(getattr(self.batches, "seed", None), numbers.Integral)
-        if repeats and self.releases - self._before >= self.batches.steps:
-            raise ValueError(
-                f"all {self.batches.steps} batches are released, and an int as seed= gives the same ones again, "
-                "which the accountant does not assume. Pass more steps to PoissonBatches, or a "
-                "numpy.random.Generator as seed."
-            )
         drawn, made = getattr(self.batches, "drawn", 0), self.__dict__["_made"]
         if 0 < drawn <= made and self.batches.rate < 1:
             raise ValueError(
@@ -296,15 +424,10 @@ class PrivateRun:
         """Return epsilon of the whole run, and infinity where noise has too few steps for a proof."""
         if self.exact and not enough_steps(multiplier, self._steps()):
             return math.inf
-        return self._epsilon(self.batches.steps, multiplier, width)
+        return epsilon_at((*self._earlier, self._part(self.batches.steps, multiplier)), self.delta, width)
 
     def _steps(self) -> float:
         return self.sensitivity.in_steps or _STEPS_OF_FLOATS
-
-    def _epsilon(self, steps: int, multiplier: float, *width: float) -> float:
-        rounds = math.ceil(steps / self.batches.steps)
-        overflow = min(1.0, math.nextafter(rounds * self.batches.overflow, math.inf) if self.batches.overflow else 0.0)
-        return epsilon_at(self.batches.rate, steps, self._in_reals(multiplier), self.delta, overflow, *width)
 
 
 def _at_most(value: float, digits: int) -> str:
@@ -313,5 +436,6 @@ def _at_most(value: float, digits: int) -> str:
     return f"{float(rounded):.{digits}g}"
 
 
-def _releases(value: object) -> int:
-    return as_count("releases", value) if value else 0
+def as_whole(name: str, value: object) -> int:
+    """Return a count that may be 0."""
+    return 0 if value == 0 and not isinstance(value, bool) else as_count(name, value)
