@@ -7,7 +7,8 @@ import pytest
 import quickjs
 
 SITE = Path(__file__).parents[2] / "build" / "site" / "html"
-# What people really type. For each question, the page that answers it, or several. One of them must be among the first three that are found.
+# What people really type. For each question, the page that answers it, or several. One of them must be among the
+# first three that are found.
 ANSWERS = {
     "install": ["install.html"],
     "pip install": ["install.html"],

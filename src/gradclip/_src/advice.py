@@ -123,6 +123,7 @@ _KEYWORDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("expected_batch_size", "denominator"), ("normalize_by",)),
     **dict.fromkeys(("max_physical_batch_size", "num_microbatches"), ("microbatch_size",)),
     **dict.fromkeys(("batch_size", "max_batch_size"), ("pad_to",)),
+    "releases": ("state=run.state_dict()",),
     **dict.fromkeys(("in_axes", "in_dims"), ("batch_argnums",)),
     **{
         word: (f"layout=gradclip.SumLayout({word}=...)",)

@@ -176,7 +176,8 @@ def test_what_is_printed_is_never_smaller():
 
 def test_its_repr_says_where_it_stands_and_holds_no_secret():
     secret = {"batches": replace(BATCHES, seed=314159), "rng": np.random.default_rng(271828)}
-    run = run_with(FLOATS, noise_multiplier=2.0, releases=3, **secret)
+    run = run_with(FLOATS, noise_multiplier=2.0, **secret)
+    run.releases = 3
     assert repr(run) == "PrivateRun(noise_multiplier=2, delta=1e-05, 3 of 40 sums released)"
 
 

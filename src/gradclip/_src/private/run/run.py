@@ -198,6 +198,7 @@ class PrivateRun:
             of_generator = isinstance(self.batches.seed, np.random.Generator)  # it was copied where it stands
             self.batches._begin_at(self.releases, 0 if of_generator else self.releases)
 
+    @with_advice
     def state_dict(self) -> dict[str, Any]:
         """Return what was released, in plain numbers: dicts, lists, floats, ints and strings.
 
@@ -215,6 +216,7 @@ class PrivateRun:
             "batches": saved_batches(self.batches),
         }
 
+    @with_advice
     def load_state_dict(self, state: Mapping[str, Any], *, lost: int | None = None) -> None:
         """Count what was released before, and let the batches go on after it.
 
