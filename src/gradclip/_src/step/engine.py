@@ -79,11 +79,11 @@ class EngineClipping(Attached):
         self._max_norm: float | AdaptiveThreshold = self._checked(value)
         claim(value, self)
 
-    def follows(self, given: object) -> bool:
+    def _follows(self, given: object) -> bool:
         """Return whether the engine clips, and its norms are recorded in what is given."""
         return self._undo is not None and (given is self._max_norm or given is self._monitor)
 
-    def own(self) -> frozenset[int]:
+    def _clips(self) -> frozenset[int]:
         """Return no parameters: the engine holds them."""
         return frozenset()
 
@@ -146,9 +146,9 @@ class EngineClipping(Attached):
         Raises ValueError if it is 0, RuntimeError if the ranks have different thresholds or one of them has failed.
         """
         if not among_several():
-            return self._own()
+            return self._clips()
         try:
-            found = self._own()
+            found = self._clips()
         except Exception:
             _smallest(_FAILED)
             raise
@@ -163,7 +163,7 @@ class EngineClipping(Attached):
             )
         return least
 
-    def _own(self) -> float:
+    def _clips(self) -> float:
         kept = self._max_norm
         return self._above_zero(float(kept._for_order(_ORDER))) if isinstance(kept, AdaptiveThreshold) else kept
 

@@ -31,10 +31,10 @@ from gradclip._src.thresholds.holder import AdaptiveThreshold
 class Holder(Protocol):
     """The clipping at the steps of an optimizer, or by an engine."""
 
-    def follows(self, given: object) -> bool:
+    def _follows(self, given: object) -> bool:
         """Return whether it clips, and records the norms in what is given."""
 
-    def own(self) -> Set[int]:
+    def _clips(self) -> Set[int]:
         """Return the identities of the parameters whose gradients it clips, as far as they are known."""
 
 
@@ -66,15 +66,15 @@ def take(given: AdaptiveThreshold, holder: Holder) -> None:
     """Claim an `AdaptiveThreshold` that a holder's parameter group may have got since. Raises as `check_free` does."""
     found = _holders.get(given)
     if found is None or found() is not holder:
-        check_free(given, holder.own(), holder)
+        check_free(given, holder._clips(), holder)
         claim(given, holder)
 
 
 def _other(given: object, parameters: Set[int], holder: Holder | None) -> Holder | None:
     found = _holders[given]() if isinstance(given, AdaptiveThreshold | Monitor) and given in _holders else None
-    if found is None or found is holder or not found.follows(given):
+    if found is None or found is holder or not found._follows(given):
         return None
-    return None if parameters & found.own() else found
+    return None if parameters & found._clips() else found
 
 
 class StepPart(NamedTuple):
@@ -241,7 +241,7 @@ class StepClipping(Attached):
     @max_norm.setter
     def max_norm(self, value: Threshold | AdaptiveThreshold | NamedThresholds) -> None:
         for one in each_threshold(value):
-            check_free(one, self.own(), self)
+            check_free(one, self._clips(), self)
         self._max_norm: float | AdaptiveThreshold | NamedThresholds = self._checked(value)
         for one in each_threshold(value):
             claim(one, self)
@@ -251,12 +251,12 @@ class StepClipping(Attached):
         """Which elements share a norm."""
         return self._request.scope
 
-    def follows(self, given: object) -> bool:
+    def _follows(self, given: object) -> bool:
         """Return whether it clips, and records the norms in what is given, an `AdaptiveThreshold` or a `Monitor`."""
         kept = (*each_threshold(self._max_norm), self._monitor, *map(_adaptive, self._optimizer.param_groups))
         return bool(self._hooks) and any(given is one for one in kept)
 
-    def own(self) -> set[int]:
+    def _clips(self) -> set[int]:
         """Return the identities of the parameters of its optimizer."""
         return parameters_of(self._optimizer)
 

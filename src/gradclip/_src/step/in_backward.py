@@ -101,11 +101,11 @@ class ClippedInBackward(Attached):
         """Say whether a parameter of this name counts."""
         return not self._choice.left([name])
 
-    def follows(self, given: object) -> bool:
+    def _follows(self, given: object) -> bool:
         """Return whether it clips, and records the norms in what is given, a `Monitor`."""
         return bool(self._hooks) and self._watched is not None and given is self._watched.monitor
 
-    def own(self) -> set[int]:
+    def _clips(self) -> set[int]:
         """Return the identities of the parameters that it clips."""
         return {id(parameter) for _, parameter in self._now()}
 
@@ -307,7 +307,7 @@ def _watches(clipping: ClippedInBackward, root: torch.nn.Module) -> Iterator[Any
         yield module.register_forward_pre_hook(watch)
 
 
-def _own(path: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def _clips(path: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     return ((f"{path}.{key}".removeprefix("."), p) for key, p in module._parameters.items() if p is not None)
 
 
