@@ -146,9 +146,9 @@ class EngineClipping(Attached):
         Raises ValueError if it is 0, RuntimeError if the ranks have different thresholds or one of them has failed.
         """
         if not among_several():
-            return self._clips()
+            return self._own()
         try:
-            found = self._clips()
+            found = self._own()
         except Exception:
             _smallest(_FAILED)
             raise
@@ -163,7 +163,7 @@ class EngineClipping(Attached):
             )
         return least
 
-    def _clips(self) -> float:
+    def _own(self) -> float:
         kept = self._max_norm
         return self._above_zero(float(kept._for_order(_ORDER))) if isinstance(kept, AdaptiveThreshold) else kept
 

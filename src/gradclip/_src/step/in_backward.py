@@ -307,7 +307,7 @@ def _watches(clipping: ClippedInBackward, root: torch.nn.Module) -> Iterator[Any
         yield module.register_forward_pre_hook(watch)
 
 
-def _clips(path: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def _own(path: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     return ((f"{path}.{key}".removeprefix("."), p) for key, p in module._parameters.items() if p is not None)
 
 
