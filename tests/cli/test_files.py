@@ -61,10 +61,18 @@ def test_every_file_is_judged_in_a_line(folder):
         "REFUSED. It is empty. gradclip reads ",
         "REFUSED. 2 arrays are missing: 'w', 'n'; 'array' is not in the template.",
     ]
-    lines = done.output.splitlines()
+    *lines, last = done.output.splitlines()
     assert len(lines) == len(files)
+    assert last == "1 accepted, 6 refused."
     for line, file, words in zip(lines, files, said, strict=True):
         assert line.startswith(f"{file}: {words}")
+
+
+def test_the_last_line_counts_several_updates(folder):
+    files = folder / "honest.npz", folder / "honest.pt"
+    assert run("check", *files, "--max-norm", "5").output.splitlines()[-1] == "2 accepted, 0 refused."
+    for alone in ([files[0]], [*files, "--together"]):
+        assert run("check", *alone, "--max-norm", "9").output.count("\n") == 1
 
 
 def test_without_a_template_integers_are_named(folder):

@@ -133,6 +133,9 @@ def check(
 
     answers = (_answer(some, judged, refusal) for some in _updates(files, together=together))
     found = _told(files, answers, {"max_norm": max_norm, "ord": order.p}, as_json=as_json, together=together)
+    if len(found) > 1 and not as_json:
+        accepted = sum(map(bool, found))
+        typer.echo(f"{accepted} accepted, {len(found) - accepted} refused.")
     _exit(all(found))
 
 
