@@ -24,6 +24,7 @@ TESTED_ELSEWHERE = {
     "core/values": "nothing that runs; mypy checks it",
     "backends/torch/distributed": "shards of processes, which tests/distributed/test_process_groups.py starts",
     "integrations/flower": "needs Flower: tests/trainers/test_flower.py",
+    "integrations/flower_checked": "needs Flower: tests/trainers/test_flower_checked.py",
     "integrations/flower_replies": "needs Flower: tests/trainers/test_flower_replies.py",
     "integrations/flower_strategies": "needs Flower: tests/trainers/test_flower_strategies.py",
     "integrations/lightning": "needs Lightning, by which tests/trainers/test_lightning.py trains",

@@ -13,6 +13,8 @@ others, whoever replies first. Of two replies, the metrics count that both have.
 **Shares.** A weight counts as at most 10 times the median, of two the lower one. So honest clients of similar weights
 count, however large the weight is that another sends. If clients must count alike, all weights count as the median.
 
+**Means** are computed in float64 and rounded once. Integers are the median, each number by itself.
+
 **Arrays.** NumPy reads the header alone, which says what it wants. Nothing is allocated before the shape, the kind of
 the dtype and the number of bytes are known to be those of the array that was sent.
 """
@@ -39,10 +41,42 @@ _MOST = 10
 """How many times the median a weight may count."""
 _NUMBER = -1
 """The form of a metric that is one number. That of a list is its length."""
+Aggregated = tuple[ArrayRecord | None, MetricRecord | None]
 
 
 class RefusedError(ValueError):
     """Why a reply or an update does not count."""
+
+
+class Wrapper:
+    """A wrapper of a strategy that remembers what was sent, and leaves out replies that make no mean.
+
+    Attributes:
+        num_refused: how many replies were left out or counted as zero so far, in training and evaluation. Errors of
+            clients are not among them.
+    """
+
+    num_refused = 0
+    current_arrays: ArrayRecord
+    strategy: Any
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Aggregate what clients evaluated. A reply that makes no mean is left out, as in training."""
+        kept = self._kept(replies, task="aggregate_evaluate")
+        found: MetricRecord | None = self.strategy.aggregate_evaluate(server_round, kept) if kept else None
+        return found
+
+    def _kept(self, replies: Iterable[Message], **needs: Any) -> list[Message]:
+        kept, refused = counted(replies, self._weighted_by, **needs)
+        self.num_refused += refused
+        return kept
+
+    @property
+    def _weighted_by(self) -> str | None:
+        return getattr(self.strategy, "weighted_by_key", None)
+
+    def _sent(self) -> dict[str, np.ndarray]:
+        return dict(zip(self.current_arrays.keys(), self.current_arrays.to_numpy_ndarrays(), strict=True))
 
 
 def counted(
@@ -178,3 +212,34 @@ def _bound_weights(replies: list[Message], key: str, task: str, *, alike: bool) 
         if not least <= metrics[key] <= most:
             log(WARNING, "%s: the weight of node %d, %g, counts as %g.", task, node, metrics[key], most)
             metrics[key] = most
+
+
+def in_float64(keys: Iterable[str], arrays: Iterable[Any]) -> ArrayRecord:
+    """Return arrays in float64, so that their mean is rounded once, at the end."""
+    return ArrayRecord({key: Array(_wide(np.asarray(x))) for key, x in zip(keys, arrays, strict=True)})
+
+
+def _wide(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.result_type(array, np.float64), copy=False) if array.dtype.kind in "fc" else array
+
+
+def rounded(mean: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    """Return whole numbers of a dtype; those beyond its range become its largest or smallest."""
+    whole: Any = np.rint(mean)
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        if whole.dtype.kind == "f":
+            return np.where(
+                whole >= limits.max, limits.max, np.where(whole <= limits.min, limits.min, whole).astype(dtype)
+            )
+        whole = np.clip(whole, limits.min, limits.max)
+    return np.asarray(whole).astype(dtype)
+
+
+def share_medians(replies: list[Message], sent: Mapping[str, np.ndarray]) -> None:
+    """Give all replies the median of their integers, which no few clients move far."""
+    records = [next(iter(reply.content.array_records.values())) for reply in replies]
+    for key in (key for key, old in sent.items() if old.dtype.kind not in "fc"):
+        middle = np.sort([record[key].numpy() for record in records], axis=0)[(len(records) - 1) // 2]
+        for record in records:
+            record[key] = Array(np.asarray(middle))

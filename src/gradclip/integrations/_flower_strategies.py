@@ -35,11 +35,20 @@ from gradclip._src.backends.imported import needed_for
 from gradclip._src.functional.clip import global_norm
 from gradclip._src.private.sums.settings import as_number
 from gradclip._src.public import public_in
-from gradclip.integrations._flower_replies import RefusedError, arrays_like, counted, metrics_of
+from gradclip.integrations._flower_replies import (
+    Aggregated,
+    RefusedError,
+    Wrapper,
+    arrays_like,
+    in_float64,
+    metrics_of,
+    rounded,
+    share_medians,
+)
 from gradclip.integrations._flower_updates import clipped_parameters
 
 with needed_for("flower"):
-    from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+    from flwr.app import Array, ArrayRecord, ConfigRecord, Message
     from flwr.serverapp import Grid
     from flwr.serverapp import strategy as theirs
     from flwr.serverapp.strategy.dp_fixed_clipping import validate_replies
@@ -47,7 +56,6 @@ with needed_for("flower"):
     from flwr.supercore.differential_privacy import KEY_NORM_BIT
 
 _SMALLEST, _LARGEST = 1e-300, 1e300
-Aggregated = tuple[ArrayRecord | None, MetricRecord | None]
 _NUMBERS = (
     "noise_multiplier",
     "clipping_norm",
@@ -81,18 +89,10 @@ def _check_numbers(given: Mapping[str, object]) -> None:
             raise ValueError(f"{name} must not be NaN.")
 
 
-class _Private:
-    """What all four wrappers do: remember what was sent, clip, and add noise.
+class _Private(Wrapper):
+    """What all four wrappers do: clip, and add noise."""
 
-    Attributes:
-        num_refused: how many replies were left out or counted as zero so far, in training and evaluation. Errors of
-            clients are not among them.
-    """
-
-    num_refused = 0
     _num_replies = 1
-    current_arrays: ArrayRecord
-    strategy: Any
     noise_multiplier: float
     clipping_norm: float
     num_sampled_clients: int
@@ -105,12 +105,6 @@ class _Private:
         found: Iterable[Message] = super().configure_train(server_round, arrays, config, grid)  # type: ignore[misc]
         return found
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Aggregate what clients evaluated. A reply that makes no mean is left out, as in training."""
-        kept = self._kept(replies, task="aggregate_evaluate")
-        found: MetricRecord | None = self.strategy.aggregate_evaluate(server_round, kept) if kept else None
-        return found
-
     def _counted(self, replies: Iterable[Message], bit: str | None = None) -> list[Message]:
         """Return the replies that count in training. The noise is for as many."""
         alike = getattr(self, "accountant", None) is not None
@@ -120,26 +114,15 @@ class _Private:
             self._note_replies(kept)
         return kept
 
-    def _kept(self, replies: Iterable[Message], **needs: Any) -> list[Message]:
-        kept, refused = counted(replies, self._weighted_by, **needs)
-        self.num_refused += refused
-        return kept
-
-    @property
-    def _weighted_by(self) -> str | None:
-        return getattr(self.strategy, "weighted_by_key", None)
-
     def _clip(self, replies: list[Message], max_norm: float) -> tuple[int, int]:
         """Clip the arrays of all replies. Return how many were clipped, and how many are finite."""
-        keys = list(self.current_arrays.keys())
-        sent = dict(zip(keys, self.current_arrays.to_numpy_ndarrays(), strict=True))
+        sent = self._sent()
         found = []
         for reply in replies:
             name, record = next(iter(reply.content.array_records.items()))
             clipped, reply.content[name] = self._clipped(record, sent, max_norm, reply.metadata.src_node_id)
             found += [] if clipped is None else [clipped]
-        for key in (key for key, old in sent.items() if old.dtype.kind not in "fc"):
-            _share_median(replies, key)
+        share_medians(replies, sent)
         return sum(found), len(found)
 
     def _clipped(
@@ -150,13 +133,13 @@ class _Private:
         try:
             made = clipped_parameters(arrays_like(record, sent), old, max_norm)
             if made.finite:
-                return made.clipped, _record(sent, made.parameters)
+                return made.clipped, in_float64(sent, made.parameters)
             problem = "it has NaN or infinities"
         except RefusedError as error:
             problem = str(error)
         self.num_refused += 1
         log(WARNING, "aggregate_train: the update of node %d counts as zero: %s.", node, problem)
-        return None, _record(sent, old)
+        return None, in_float64(sent, old)
 
     def _add_noise_to_aggregated_arrays(self, aggregated: ArrayRecord) -> ArrayRecord:
         std = self._std()
@@ -167,7 +150,7 @@ class _Private:
     def _noised(self, key: str, mean: np.ndarray, std: float) -> np.ndarray:
         sent = self.current_arrays[key].numpy() if key in self.current_arrays else mean
         if sent.dtype.kind not in "fc":
-            return sent if std else _rounded(mean, sent.dtype)
+            return sent if std else rounded(mean, sent.dtype)
         wide = np.asarray(mean, np.result_type(mean, np.float64))
         noise: Any = np.random.normal(0.0, std, mean.shape)
         if wide.dtype.kind == "c":
@@ -302,33 +285,3 @@ class DifferentialPrivacyClientSideAdaptiveClipping(_Adaptive, theirs.Differenti
             return None, None
         self._clip(kept, math.inf)
         return self._release(server_round, kept, sum(metrics_of(reply)[KEY_NORM_BIT] == 1 for reply in kept), len(kept))
-
-
-def _record(keys: Iterable[str], arrays: Iterable[Any]) -> ArrayRecord:
-    """Return arrays in float64, so that their mean is rounded once, at the end."""
-    return ArrayRecord({key: Array(_wide(np.asarray(x))) for key, x in zip(keys, arrays, strict=True)})
-
-
-def _wide(array: np.ndarray) -> np.ndarray:
-    return array.astype(np.result_type(array, np.float64), copy=False) if array.dtype.kind in "fc" else array
-
-
-def _rounded(mean: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
-    """Return whole numbers of a dtype; those beyond its range become its largest or smallest."""
-    whole: Any = np.rint(mean)
-    if dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        if whole.dtype.kind == "f":
-            return np.where(
-                whole >= limits.max, limits.max, np.where(whole <= limits.min, limits.min, whole).astype(dtype)
-            )
-        whole = np.clip(whole, limits.min, limits.max)
-    return np.asarray(whole).astype(dtype)
-
-
-def _share_median(replies: list[Message], key: str) -> None:
-    """Give all replies the median of their integers, which no few clients move far."""
-    records = [next(iter(reply.content.array_records.values())) for reply in replies]
-    middle = np.sort([record[key].numpy() for record in records], axis=0)[(len(records) - 1) // 2]
-    for record in records:
-        record[key] = Array(np.asarray(middle))

@@ -9,6 +9,8 @@ one after the other. They are for the API of messages: `ServerApp`, `ClientApp` 
   without replies work.
 - The adaptive threshold moves toward the quantile. Flower's moves away from it.
 - Means and noise are float64 and rounded once.
+
+`CheckedStrategy` is gradclip's own: a wrapper that refuses updates which are too long, instead of clipping them.
 """
 
 from logging import ERROR, WARNING
@@ -17,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from gradclip._src.backends.imported import needed_for
+from gradclip.integrations._flower_checked import CheckedStrategy
 from gradclip.integrations._flower_strategies import (
     DifferentialPrivacyClientSideAdaptiveClipping,
     DifferentialPrivacyClientSideFixedClipping,
@@ -41,6 +44,7 @@ with needed_for("flower"):
     from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM, KEY_NORM_BIT
 
 __all__ = [
+    "CheckedStrategy",
     "DifferentialPrivacyClientSideAdaptiveClipping",
     "DifferentialPrivacyClientSideFixedClipping",
     "DifferentialPrivacyServerSideAdaptiveClipping",
