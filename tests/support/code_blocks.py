@@ -15,7 +15,12 @@ from typing import NamedTuple
 # Indented ones are in a tab of the site.
 BLOCK = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```$", re.S | re.M)
 # Their code needs a trainer, so tests/trainers/test_pages.py runs it.
-WITH_TRAINERS = ("docs/how-to/deepspeed-megatron.md", "docs/how-to/flower.md", "docs/how-to/trainers.md")
+WITH_TRAINERS = (
+    "docs/how-to/deepspeed-megatron.md",
+    "docs/how-to/flower.md",
+    "docs/how-to/trainers.md",
+    "docs/migrate/opacus-gpt2.md",
+)
 COLUMNS = 80
 # Some lines of a block may be highlighted.
 PYTHON = re.compile(r'python( hl_lines="[\d ]+")?')
