@@ -9,7 +9,7 @@ scope, add a value here; backends and rules ask it for the axes.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from gradclip._src.core.formats import bare_name, is_complex_name
 from gradclip._src.core.values import Array, elements_of
 
 
@@ -265,3 +266,8 @@ def units_of(scope: Scope, shape: tuple[int, ...]) -> Units:
     """Return the units of an array of this shape."""
     of_norms = scope.norms_shape(shape)
     return Units(scope.own_axes(len(shape)), of_norms, math.prod(of_norms), scope.elements(shape))
+
+
+def real_numbers(leaves: Iterable[Any], scope: Scope) -> int:
+    """Return how many real numbers share one norm in these leaves."""
+    return sum(scope.elements(x.shape) * (1 + is_complex_name(bare_name(x.dtype))) for x in leaves)

@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 
 from gradclip._src.annotations import Method, Relation, SumDtype, Thresholds, Unit
 from gradclip._src.core.formats import SUPPORTED, bare_name, format_named
-from gradclip._src.core.layouts import EXAMPLE
+from gradclip._src.core.layouts import EXAMPLE, real_numbers
 from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.passed.arguments import check_flag
 from gradclip._src.private.batching.verbs import Function
 from gradclip._src.private.sums.call_arguments import needed_positions, not_said, others_than, positions
-from gradclip._src.private.sums.layout import SumLayout, as_layout, real_numbers
+from gradclip._src.private.sums.layout import SumLayout, as_layout
 from gradclip._src.private.sums.microbatches import MOST, Memory, as_microbatch_size, promise_for, whole_program
 from gradclip._src.private.sums.rounding import ASSUMED_ELEMENTS, FactoredGradients
 from gradclip._src.private.sums.sensitivity import Sensitivity, sensitivity_of

@@ -1,13 +1,11 @@
 """How a sum over examples is added up, as users say it."""
 
 import numbers
-from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from gradclip._src.annotations import SumDtype, WideDtype
-from gradclip._src.core.formats import bare_name, is_complex_name
-from gradclip._src.core.layouts import TREE, Scope
+from gradclip._src.core.layouts import TREE, real_numbers
 from gradclip._src.private.sums.settings import as_count, as_format
 from gradclip._src.public import public
 from gradclip._src.tree import flatten
@@ -71,11 +69,6 @@ def as_layout(layout: object) -> SumLayout:
     if not isinstance(layout, SumLayout):
         raise TypeError(f"layout must be a gradclip.SumLayout, such as SumLayout(partial_sums=8), got {typed(layout)}.")
     return layout
-
-
-def real_numbers(leaves: Iterable[Any], scope: Scope) -> int:
-    """Return how many real numbers share one norm in these leaves."""
-    return sum(scope.elements(x.shape) * (1 + is_complex_name(bare_name(x.dtype))) for x in leaves)
 
 
 def _counted(elements: object) -> int:
