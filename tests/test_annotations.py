@@ -1,5 +1,6 @@
 """What annotations of public objects say can be read while a program runs: by `typing`, pydantic and `inspect`."""
 
+import dataclasses
 import importlib
 import inspect
 import pkgutil
@@ -36,6 +37,8 @@ CALLS = {
     "clipped_sum_sensitivity": ({"w": 3.0},),
     "per_example_clip": ({"w": ONE}, 1.0),
 }
+PUBLIC = {name: getattr(part, name) for part in (gradclip, gradclip.typing) for name in part.__all__}
+DATACLASSES = [name for name, one in PUBLIC.items() if isinstance(one, type) and dataclasses.is_dataclass(one)]
 IN_PLACE = ["clip_grad_norm_", "clip_grad_layer_norm_", "clip_grad_unit_norm_", "clip_grad_value_"]
 
 
@@ -96,6 +99,18 @@ def test_a_misspelt_type_is_an_error():
 @pytest.mark.parametrize("name", sorted(name for name in gradclip.__all__ if name[0].islower()))
 def test_pydantic_reads_public_functions(name):
     pydantic.TypeAdapter(getattr(gradclip, name), config=ARBITRARY)
+
+
+@pytest.mark.parametrize("name", sorted(name for name in gradclip.__all__ if name[0].islower()))
+def test_pydantic_makes_calls_of_public_functions(name):
+    pydantic.validate_call(getattr(gradclip, name), config=ARBITRARY)
+
+
+@pytest.mark.parametrize("name", DATACLASSES)
+def test_pydantic_models_hold_public_dataclasses(name):
+    model = pydantic.create_model("Model", __config__=ARBITRARY, field=(PUBLIC[name], ...))
+    assert model.__pydantic_complete__
+    assert not [one.name for one in dataclasses.fields(PUBLIC[name]) if isinstance(one.type, str)]
 
 
 @pytest.mark.parametrize("name", CALLS)

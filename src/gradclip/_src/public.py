@@ -35,6 +35,8 @@ def _with_types(found: type) -> None:
     as_text = {name: getattr(kind, "__forward_arg__", kind) for name, kind in stated.items()}  # of named tuples
     found.__annotations__ = as_text
     found.__annotations__ = inspect.get_annotations(found, locals={found.__name__: found}, eval_str=True)
+    for name, own in vars(found).get("__dataclass_fields__", {}).items():  # pydantic reads the types of these
+        own.type = found.__annotations__.get(name, own.type)
 
 
 def _with_types_of_call(found: Callable[..., object]) -> None:
