@@ -105,6 +105,27 @@ def test_raise_names_the_gradient(scope):
     assert all(map(torch.equal, weights(model), before))
 
 
+@pytest.mark.parametrize("scope", ["layer", "unit", "agc"])
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate parameters")
+def test_the_norm_counts_a_parameter_listed_twice_once(scope):
+    weight, bias = torch.nn.Parameter(torch.zeros(2, 2)), torch.nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([weight, weight, bias], lr=1.0)
+    clipping = clip_at_step(optimizer, 1.0, scope=scope)
+    weight.grad, bias.grad = torch.full((2, 2), 1.5), torch.tensor([0.0, 4.0])
+    optimizer.step()
+    assert clipping.norm == pytest.approx(5.0)
+
+
+def test_the_norm_of_many_units_is_exact():
+    weight = torch.nn.Parameter(torch.zeros(2_000_000, 2))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    clipping = clip_at_step(optimizer, 1.0, scope="unit")
+    weight.grad = torch.linspace(0.5, 0.9, 4_000_000).reshape(-1, 2)
+    expected = gradclip.grad_norm([weight]).item()
+    optimizer.step()
+    assert clipping.norm.item() == pytest.approx(expected, rel=1e-6)
+
+
 def test_eps_is_the_lower_limit_of_agc():
     weight = torch.nn.Parameter(torch.zeros(2, 2))
     optimizer = torch.optim.SGD([weight], lr=1.0)

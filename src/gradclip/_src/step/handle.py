@@ -123,7 +123,9 @@ def combined(norms: torch.Tensor, order: float) -> torch.Tensor:
     """Return the norm of all parts from their norms, without overflow."""
     largest = norms.max()
     by = torch.where((largest > 0) & torch.isfinite(largest), largest, torch.ones_like(largest))
-    return torch.linalg.vector_norm(norms / by, order) * by
+    wide = torch.float32 if norms.device.type in ("mps", "xla") else torch.float64
+    wide = torch.promote_types(norms.dtype, wide)
+    return (torch.linalg.vector_norm(norms / by, order, dtype=wide) * by).to(norms.dtype)
 
 
 class PartsWatched:

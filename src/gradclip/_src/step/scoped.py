@@ -89,8 +89,8 @@ class ScopedClipping(ClippingBeforeStep):
     def _norm_of_all(self, groups: list[dict[str, Any]], norms: list[Any]) -> torch.Tensor | None:
         """Return the norm of all gradients from those of their parts; None if processes hold some of these."""
         counts = set(map(id, self._chosen(groups).parameters))
-        pairs = zip(all_of(groups), norms, strict=True)
-        each = [tensor_of(norm) for parameter, norm in pairs if norm is not None and id(parameter) in counts]
+        pairs = {id(parameter): norm for parameter, norm in zip(all_of(groups), norms, strict=True)}
+        each = [tensor_of(norm) for key, norm in pairs.items() if norm is not None and key in counts]
         if any_distributed(each) or not each:
             return None
         return combined(torch.cat([one.reshape(-1).to(each[0].device) for one in each]), self._request.order.p)
