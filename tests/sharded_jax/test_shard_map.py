@@ -182,3 +182,15 @@ def test_units_of_too_high_an_order_are_refused():
         gradclip.clip_by_unit_norm(np.ones((8, 2)), 1.0, axis_name="x")
     with pytest.raises(TypeError, match=r"axis_name='x' names axes of a mesh inside jax\.shard_map"):
         gradclip.adaptive_grad_clip(np.ones((8, 2)), np.ones((8, 2)), axis_name="x")
+
+
+@pytest.mark.parametrize("axis", [None, -1])
+@pytest.mark.parametrize("call", [gradclip.clip_by_unit_norm, lambda x, _, **k: gradclip.adaptive_grad_clip(x, x, **k)])
+def test_one_row_on_each_device_does_not_show_that_columns_are_units(call, axis):
+    values = np.arange(1.0, 25.0).reshape(8, 3)
+    clip = jax.jit(over_x(lambda x: call(x, 1.0, unit_axis=axis, axis_name="x")[0], out_specs=P("x")))
+    if axis is None:
+        with pytest.raises(ValueError, match=r"the gradient has shape \(1, 3\) on each device, .* Pass unit_axis="):
+            clip(values)
+    else:
+        np.testing.assert_allclose(clip(values), call(values, 1.0)[0], rtol=1e-12)

@@ -33,7 +33,15 @@ from gradclip._src.look import NO_LIMIT, Look, known_threshold, known_thresholds
 from gradclip._src.passed.arguments import check_thresholds, of_each, scalar_array, warn_of_parameters
 from gradclip._src.passed.leaves import EVERY, Choice, counted, names_of, taken
 from gradclip._src.passed.parameters import ParameterList
-from gradclip._src.passed.unit_axes import adaptive_of, check_shapes, parameters_of, rows_of, scopes_of, with_parameters
+from gradclip._src.passed.unit_axes import (
+    adaptive_of,
+    check_shapes,
+    check_shown,
+    parameters_of,
+    rows_of,
+    scopes_of,
+    with_parameters,
+)
 from gradclip._src.tree import FlatTree, flattened
 
 _Run = tuple[Sequence[int], DifferentiableClip, Any, Sequence[Any]]
@@ -262,7 +270,15 @@ def clip_units(
     found = None if known is None or layout is None else _clip_known(known, layout, max_norms, clipping.order)
     if known is not None and found is not None:
         return found[0], _arranged(known.backend, flat, found[1])
-    return clip_by_scopes(flat, max_norms, clipping, scopes_of(flat, unit_axis), axis_name)
+    return clip_by_scopes(flat, max_norms, clipping, _scopes_of(flat, unit_axis, axis_name), axis_name)
+
+
+def _scopes_of(flat: FlatTree, unit_axis: UnitAxis, axis_name: AxisName) -> list[Scope]:
+    """Return the scope of each leaf's units. Raises ValueError for a part of a leaf that does not show its units."""
+    scopes = scopes_of(flat, unit_axis)
+    if axis_name is not None and unit_axis is None:
+        check_shown(flat)
+    return scopes
 
 
 def clip_by_scopes(
@@ -295,7 +311,7 @@ def clip_units_adaptively(
     found = None if leaves.known is None else _clip_known_adaptively(leaves.known, params, both, clipping, unit_axis)
     if leaves.known is not None and found is not None:
         return found[0], _arranged(leaves.known.backend, leaves.flat, found[1])
-    scopes = scopes_of(leaves.flat, unit_axis)
+    scopes = _scopes_of(leaves.flat, unit_axis, axis_name)
     return clip_adaptively_by_scopes(leaves.flat, params, both, clipping, scopes, axis_name)
 
 

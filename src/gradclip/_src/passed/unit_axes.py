@@ -43,6 +43,19 @@ def scopes_of_leaves(leaves: Sequence[Any], names: Callable[[], Sequence[str]], 
     return [_along(axes, shape, name) for shape, name in zip(shapes, names(), strict=True)]
 
 
+def check_shown(flat: FlatTree) -> None:
+    """Raise a ValueError for a part of a leaf that has several axes, and at most one longer than 1.
+
+    A whole leaf of its shape is one unit, but the leaf that it is a part of may have several.
+    """
+    for index, shape in enumerate(map(shape_of, flat.leaves)):
+        if len(shape) > 1 and sum(length != 1 for length in shape) < 2:
+            raise ValueError(
+                f"{names_of(flat)[index]} has shape {shape} on each device, which does not show the units of the whole "
+                "leaf. Pass unit_axis=, such as -1 for the last axis."
+            )
+
+
 def rows_of(leaves: Sequence[Any], unit_axis: UnitAxis) -> Rows | None:
     """Return the layout of the units of dense leaves of one framework; None for an axis that is wrong or a list."""
     axes = unit_axis if isinstance(unit_axis, tuple) else (unit_axis,)
