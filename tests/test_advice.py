@@ -231,6 +231,7 @@ def test_names_that_advice_gives_are_there(name):
         (lambda: gradclip.explain_spike(loss=max, params=[]), "'loss'. Pass fun= instead."),
         (lambda: gradclip.find_max_norm(max, rates=[0.1]), "'rates'. Pass learning_rates= instead."),
         (lambda: gradclip.PrivateQuantile(target=0.5), "'target'. Pass quantile= instead."),
+        (lambda: gradclip.clip_at_step(None, 1.0, per_layer=True), "'per_layer'. Pass scope=\"layer\" instead."),
         (
             lambda: gradclip.clip_by_global_norm(TREE, 1.0, monitor=None),
             "'monitor'. Record what it returns: monitor.record(norm, max_norm).",
@@ -291,6 +292,11 @@ def test_a_guessed_keyword_leads_to_ours(call, message):
         call()
     assert str(raised.value).endswith(f"() got an unexpected keyword argument {message}")
     assert raised.value.__suppress_context__
+
+
+def test_a_method_is_called_by_its_public_class():
+    with pytest.raises(TypeError, match=r"^ClippedFunction\.sensitivity\(\) got an unexpected keyword"):
+        gradclip.clipped_grad(max, 1.0, batch_argnums=1).sensitivity(partial_sums=8)
 
 
 def test_keywords_are_told_in_compiled_code_too():

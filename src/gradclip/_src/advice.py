@@ -118,6 +118,7 @@ _KEYWORDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("rates", "lrs"), ("learning_rates",)),
     **dict.fromkeys(("target", "target_unclipped_quantile"), ("quantile",)),
     "ord": ("norm_type",),
+    "per_layer": ('scope="layer"',),
     **dict.fromkeys(("foreach", "eps"), (_LEAVE_OUT,)),
     **dict.fromkeys(("noise_multiplier", "noise_std", "stddev"), (_NOISE_AFTER,)),
     **dict.fromkeys(("expected_batch_size", "denominator"), ("normalize_by",)),
@@ -166,6 +167,7 @@ def raise_advice(function: Callable[..., object], arguments: Sized, keywords: It
     taken = inspect.signature(function).parameters
     kinds = {parameter.kind for parameter in taken.values()}
     name = getattr(function, "__qualname__", "the function").rpartition("<locals>.")[2]
+    name = name.replace("FunctionSettings.", "ClippedFunction.")  # users know no other
     for keyword in () if inspect.Parameter.VAR_KEYWORD in kinds else keywords:
         if keyword not in taken and (advice := _in_place_of(keyword, taken) or _own(name, keyword)):
             raise TypeError(f"{name}() got an unexpected keyword argument {keyword!r}. {advice}.") from None

@@ -345,8 +345,8 @@ def clip_by_unit_norm(
             count has one norm, 0.
 
     Raises:
-        ValueError: a leaf has no axis `unit_axis`, or `max_norm` is not a prefix of `tree`. With `axis_name` and without
-            `unit_axis`: a device's part of a leaf has at most one axis longer than 1, so it does not show the units.
+        ValueError: a leaf has no axis `unit_axis`, or `max_norm` is not a prefix of `tree`. Without `unit_axis`: the
+            part of a leaf on a device has at most one axis longer than 1, so it does not show the units.
         TypeError: a leaf is sparse. Other errors are those of `gradclip.clip_by_global_norm`.
 
     >>> import numpy as np
