@@ -147,4 +147,8 @@ def names_in(items, world):
     They all run in the same processes, since joining them takes most of the time.
     """
     params = [item.callspec.params for item in items if hasattr(item, "callspec")]
-    return tuple(f"{one['script']}:{one['case']}" for one in params if "script" in one and one["world"] == world)
+    return tuple(
+        f"{one['script']}:{one['case']}"
+        for one in params
+        if {"script", "world"} <= one.keys() and one["world"] == world
+    )
