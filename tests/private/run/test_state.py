@@ -59,9 +59,9 @@ def through(kind, state):
 
 
 @pytest.mark.parametrize("kind", ["json", "torch"])
-@pytest.mark.parametrize("seed", [None, 0, "generator"])
+@pytest.mark.parametrize("seed", [None, 0, np.random.PCG64, np.random.MT19937, np.random.Philox])
 def test_a_loaded_run_goes_on_where_it_was(kind, seed):
-    make = lambda: np.random.default_rng(5) if seed == "generator" else seed
+    make = lambda: np.random.Generator(seed(5)) if isinstance(seed, type) else seed
     whole = [rows for rows, _ in batches_of(20, seed=make())]
     first = run_of(seed=make())
     before = release(first, 8)
@@ -161,8 +161,8 @@ def test_a_copy_goes_on_and_ends(copied):
         ({"noise_multiplier": 2.0}, {}, r"noise_multiplier=1\.0, and this one has 2\.0\. Make the run as it was made"),
         ({"rng": np.random.default_rng(0)}, {}, "draws the noise of the steps before again. Pass rng='system'"),
         ({}, {"unit": "group"}, "a run with unit='group'"),
-        ({}, {"releases": 3}, "has other earlier parts than this run"),
-        ({}, {"parts": []}, "has other earlier parts than this run"),
+        ({}, {"releases": 3}, "has other earlier parts or another grid"),
+        ({}, {"parts": []}, "has other earlier parts or another grid"),
         ({"state": {"parts": [ANOTHER]}}, {}, "earlier parts"),
         ({}, {"batches": None}, "a run with n=None"),
     ],
@@ -174,6 +174,18 @@ def test_the_state_of_another_run_is_not_loaded(settings, changed, message):
     with pytest.raises(ValueError, match=message):
         other.load_state_dict(run.state_dict() | changed, lost=0)
     assert other.releases == 0
+
+
+def test_a_coarser_grid_was_less_private():
+    grids = [clipped_sum_sensitivity(1.0, batch_size=128, grid=grid) for grid in (80, 2**20)]
+    coarse, fine = (PrivateRun(batches_of(20), one, delta=DELTA, noise_multiplier=1.0) for one in grids)
+    for _ in range(4):
+        coarse.add_noise(np.array([3, 4]))
+    with pytest.raises(ValueError, match="has other earlier parts or another grid than this run"):
+        fine.load_state_dict(coarse.state_dict(), lost=0)
+    going_on = PrivateRun(batches_of(20), grids[0], delta=DELTA, noise_multiplier=1.0)
+    going_on.load_state_dict(coarse.state_dict(), lost=0)
+    assert going_on.epsilon() == coarse.epsilon()
 
 
 def test_how_much_was_lost_has_to_be_said():

@@ -26,7 +26,7 @@ from gradclip._src.private.run.accounting import (
     smallest_multiplier,
 )
 from gradclip._src.private.run.batches import PoissonBatches
-from gradclip._src.private.run.state import check_same_batches, loaded_parts, saved_batches, saved_parts
+from gradclip._src.private.run.state import check_same, loaded_parts, saved_batches, saved_parts, settings_of
 from gradclip._src.private.sums.sensitivity import Sensitivity
 from gradclip._src.private.sums.settings import as_count
 from gradclip._src.public import public
@@ -205,13 +205,9 @@ class PrivateRun:
         Save it with the model, after the step that used the last sum. `torch.load(weights_only=True)` and JSON load it.
         """
         self.__dict__["_saved"] = self.releases
-        parts = self._parts(self.releases) if self.releases else self._earlier
-        return {
-            "parts": saved_parts(parts),
+        return self._settings | {
+            "parts": saved_parts(self._parts(self.releases)),
             "releases": self.releases,
-            "noise_multiplier": self.noise_multiplier,
-            "unit": self.sensitivity.unit,
-            "relation": self.sensitivity.relation,
             "save_every": self.save_every,
             "batches": saved_batches(self.batches),
         }
@@ -281,7 +277,7 @@ class PrivateRun:
         Both with those of earlier parts.
         """
         count = self.releases if steps is None else as_count("steps", steps)
-        parts = self._parts(count) if count else self._earlier
+        parts = self._parts(count)
         return epsilon_at(parts, self.delta) if parts else 0.0
 
     def __repr__(self) -> str:
@@ -354,6 +350,15 @@ class PrivateRun:
                 "promises that a saved state lacks no more. Save run.state_dict() with the model, then go on."
             )
 
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """What a run is made with that its sums rest on, beside its batches."""
+        return {
+            "noise_multiplier": self.noise_multiplier,
+            "unit": self.sensitivity.unit,
+            "relation": self.sensitivity.relation,
+        }
+
     def _check_not_spent(self, epsilon: float) -> None:
         spent = epsilon_at(self._earlier, self.delta) if self._earlier else -math.inf
         if spent >= epsilon:
@@ -372,21 +377,13 @@ class PrivateRun:
             raise ValueError(
                 "a generator that is made again draws the noise of the steps before again. Pass rng='system'."
             )
-        check_same_batches(state.get("batches"), self.batches)
-        of_run = {"noise_multiplier": self.noise_multiplier, "unit": self.sensitivity.unit}
-        for name, own in (of_run | {"relation": self.sensitivity.relation}).items():
-            if state.get(name) != own:
-                raise ValueError(
-                    f"the state is of a run with {name}={state.get(name)!r}, and this one has {own!r}. Make the run as "
-                    "it was made, or go on with other settings by PrivateRun(..., state=state)."
-                )
-        released = as_whole("releases", state.get("releases"))
-        if parts[: len(self._earlier)] != self._earlier or self._own(parts) != [released] * (released > 0):
-            raise ValueError("the state has other earlier parts than this run. Pass the same state= to PrivateRun.")
-
-    def _own(self, parts: tuple[Releases, ...]) -> list[int]:
-        """Return how many sums each part after the earlier ones released."""
-        return [part.steps for part in parts[len(self._earlier) :]]
+        check_same(state.get("batches"), settings_of(self.batches))
+        check_same(state, self._settings)
+        if parts != self._parts(as_whole("releases", state.get("releases"))):
+            raise ValueError(
+                "the state has other earlier parts or another grid than this run. Make the run as it was made, with "
+                "the same state= and sensitivity."
+            )
 
     def _lost(self, state: Mapping[str, Any], lost: int | None) -> int:
         """Return how many sums a saved state may lack."""
@@ -401,7 +398,7 @@ class PrivateRun:
 
     def _parts(self, count: int) -> tuple[Releases, ...]:
         """Return what is released once this run has released so many sums."""
-        return (*self._earlier, self._part(count, self.noise_multiplier))
+        return (*self._earlier, self._part(count, self.noise_multiplier)) if count else self._earlier
 
     def _part(self, count: int, multiplier: float) -> Releases:
         rounds, overflow = math.ceil(count / self.batches.steps), self.batches.overflow

@@ -40,21 +40,25 @@ def _part(saved: Mapping[str, Any]) -> Releases:
     return Releases(rate, as_count("releases", saved["releases"]), multiplier, overflow)
 
 
+def settings_of(batches: PoissonBatches) -> dict[str, Any]:
+    """Return what tells batches from others."""
+    return {name: getattr(batches, name) for name in ("n", "rate", "steps", "pad_to")}
+
+
 def saved_batches(batches: PoissonBatches) -> dict[str, Any]:
-    """Return what tells batches from others, and the state of their generator, in plain numbers."""
+    """Return the settings of batches and the state of their generator, in plain numbers."""
     generator = getattr(getattr(batches, "seed", None), "bit_generator", None)
-    state = None if generator is None else _plain(generator.state)
-    return {"n": batches.n, "rate": batches.rate, "steps": batches.steps, "pad_to": batches.pad_to, "generator": state}
+    return settings_of(batches) | {"generator": None if generator is None else _plain(generator.state)}
 
 
-def check_same_batches(saved: object, batches: PoissonBatches) -> None:
-    """Raise a ValueError for batches other than those of a saved run."""
+def check_same(saved: object, own: Mapping[str, object]) -> None:
+    """Raise a ValueError if a saved run has other settings than this one."""
     given = saved if isinstance(saved, Mapping) else {}
-    for name in ("n", "rate", "steps", "pad_to"):
-        if given.get(name) != getattr(batches, name):
+    for name, value in own.items():
+        if given.get(name) != value:
             raise ValueError(
-                f"the state is of a run with {name}={given.get(name)!r}, and this one has {getattr(batches, name)!r}. "
-                "Make the run as it was made, or go on with other settings by PrivateRun(..., state=state)."
+                f"the state is of a run with {name}={given.get(name)!r}, and this one has {value!r}. Make the run as "
+                "it was made, or go on with other settings by PrivateRun(..., state=state)."
             )
 
 
