@@ -1,9 +1,11 @@
+import contextlib
 import copy
 import pickle
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from threading import Barrier, BrokenBarrierError
 
 import numpy as np
 import pytest
@@ -72,6 +74,25 @@ def test_threads_count_every_release(monkeypatch):
     finally:
         sys.setswitchinterval(interval)
     assert run.releases == 4000
+
+
+def test_threads_release_no_more_than_the_run_has(monkeypatch):
+    run = run_with(FLOATS, batches=replace(BATCHES, steps=100))
+    start = Barrier(8)
+
+    def noised(*args, **settings):
+        with contextlib.suppress(BrokenBarrierError):
+            start.wait(timeout=0.1)  # so that all threads are past the first look
+        return 0
+
+    def release(_):
+        with contextlib.suppress(ValueError):
+            return run.add_noise(SUM)
+
+    monkeypatch.setattr("gradclip._src.private.run.run.add_noise", noised)
+    with ThreadPoolExecutor(8) as pool:
+        released = list(pool.map(release, range(200)))
+    assert run.releases == released.count(0) == 100
 
 
 def test_what_epsilon_rests_on_is_fixed():

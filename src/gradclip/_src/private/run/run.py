@@ -265,6 +265,7 @@ class PrivateRun:
         self._check_repeats()
         noised = add_noise(summed, promised, noise_multiplier=self.noise_multiplier, rng=self._rng)
         with _counting:
+            self._check_goes_on()  # another thread may have released the last sum meanwhile
             self.__dict__["releases"] += 1
             self.__dict__["_made_here"] = True
             self.__dict__["_made"] += getattr(self.batches, "drawn", 0) > 0
