@@ -39,6 +39,7 @@ def contenders(elements):
         "exact, integers, one processor": exact(integers, on_grid, 1),
         "exact, integers, two processors": exact(integers, on_grid, 2),
         "exact, float32, one processor": exact(array, floats, 1),
+        "exact, all bits of the system, one processor": exact(integers, on_grid, 1, "urandom"),
         "OpenDP, integers, one processor": exact(integers, on_grid, 1, "opendp"),
         "OpenDP, integers, two processors": exact(integers, on_grid, 2, "opendp"),
         "NumPy's generator": lambda: gradclip.add_noise(array, floats, noise_multiplier=1.0, rng=rng),

@@ -222,7 +222,7 @@ def test_a_multiplier_and_an_rng_are_checked(asked):
     with pytest.raises(ValueError, match="noise_multiplier must be positive and finite, got 0"):
         add_noise(np.ones(2), FLOATS, noise_multiplier=0, rng="system")
     with pytest.raises(
-        ValueError, match="must be 'system', 'opendp' or a generator of the arrays' framework, got 'sytem'"
+        ValueError, match="must be 'system', 'urandom', 'opendp' or a generator of the arrays' framework, got 'sytem'"
     ):
         add_noise(np.ones(2), FLOATS, noise_multiplier=1.0, rng="sytem")
     coarse = clipped_sum_sensitivity(1.0, batch_size=8, grid=16)

@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 from gradclip._src.private.noise import draws
-from gradclip._src.private.noise.draws import SeededDraws, SystemDraws, check_seed, chosen, draws_from, shuffled
+from gradclip._src.private.noise.draws import (
+    Keystream,
+    SeededDraws,
+    SystemDraws,
+    check_seed,
+    chosen,
+    draws_from,
+    keystream,
+    shuffled,
+)
 
 
 class Given:
@@ -58,12 +67,33 @@ def test_many_numbers_are_drawn_in_pieces(monkeypatch):
     assert found.dtype == np.int64
 
 
-def test_words_of_the_system_use_all_64_bits():
+@pytest.mark.parametrize("source", [SystemDraws, Keystream])
+def test_secure_words_use_all_64_bits(source):
     # A bit that is 0 (or 1) in all of 400 words has probability 2**-400.
-    words = SystemDraws().words(400)
+    words = source().words(400)
     assert words.dtype == np.uint64
     assert int(np.bitwise_or.reduce(words)) == 2**64 - 1
     assert int(np.bitwise_and.reduce(words)) == 0
+
+
+def test_a_keystream_is_that_of_the_cipher_and_goes_on(monkeypatch):
+    # AES-256 of zeros with a key of zeros, and of the counter 1: FIPS 197's cipher, as NIST's AESAVS lists it.
+    monkeypatch.setattr(draws.os, "urandom", bytes)
+    found = Keystream()
+    first, second = (found.words(2).tobytes() for _ in range(2))
+    assert first.hex() == "dc95c078a2408989ad48a21492842087"
+    assert second.hex() == "530f8afbc74536b9a963b4f1c4cb738b"
+    assert len({Keystream().words(1)[0] for _ in range(3)}) == 1
+
+
+def test_every_keystream_has_a_key_of_its_own():
+    assert len({int(Keystream().words(1)[0]) for _ in range(100)}) == 100
+
+
+def test_without_the_cipher_all_words_are_the_systems(monkeypatch):
+    assert isinstance(keystream(), Keystream)
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers", None)
+    assert isinstance(keystream(), SystemDraws)
 
 
 def test_a_seed_repeats_and_a_generator_goes_on():

@@ -46,6 +46,19 @@ struct Columns {
 // Products of matrices are computed in tiles of this size, each from a panel of each matrix.
 constexpr int64_t kTileRows = 12, kTileColumns = 16;
 
+// Noise of standard deviation `scale`, and how attempts are made: see private/noise/discrete.py.
+struct NoiseTarget {
+  double scale;
+  double shift;
+  int bits;
+};
+
+// How many attempts were made, and how many sums they gave.
+struct NoiseProgress {
+  int64_t used;
+  int64_t filled;
+};
+
 // Function pointers, so that one library holds the kernels for all processors and tests can pick a variant. Each
 // function processes one chunk of one dtype. Counts are in elements, complex ones too unless stated otherwise.
 struct Kernels {
@@ -73,6 +86,10 @@ struct Kernels {
                    bool add);
   // The count is a multiple of 16.
   double (*dot)(const double* x, const double* y, int64_t count);
+  // Adds noise to `values` in order, from the words of attempts, until there are no more of one of them, or until an
+  // attempt that only exact arithmetic can decide. `sums` is other memory.
+  NoiseProgress (*noise)(const NoiseTarget& target, const uint64_t* first, const uint64_t* second, int64_t attempts,
+                         const int64_t* values, int64_t* sums, int64_t count);
   // Whether there is an instruction for what `multiply` computes.
   bool fuses;
 };

@@ -18,6 +18,7 @@
 #include "differences.hpp"
 #include "examples.hpp"
 #include "gram.hpp"
+#include "noise.hpp"
 #include "outer.hpp"
 #include "rows.hpp"
 #include "settle.hpp"
@@ -229,6 +230,15 @@ NB_MODULE(_kernels, m) {
         gram_squares(left, right, {sums, terms, rows, columns}, numbers_in(squares), numbers_in(sizes), threads);
       },
       "left"_a, "right"_a, "sums"_a, "terms"_a, "rows"_a, "columns"_a, "squares"_a, "sizes"_a, "threads"_a, unlocked);
+  m.def(
+      "add_noise",
+      [](std::tuple<double, int, double> target, const Arrays& words, const Arrays& values, const Arrays& sums,
+         std::pair<int64_t, int64_t> from) {
+        const auto [scale, bits, shift] = target;
+        const NoiseProgress made = add_noise({scale, shift, bits}, words, values, sums, {from.first, from.second});
+        return std::make_pair(made.used, made.filled);
+      },
+      "target"_a, "words"_a, "values"_a, "sums"_a, "start"_a, unlocked);
   m.def("fuses", [] { return kernels_of(Dtype::float64).fuses; });
   m.def("variants", &variants);
   m.def("use_variant", &use_variant, "name"_a);

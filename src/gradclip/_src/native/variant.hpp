@@ -6,6 +6,7 @@
 #include "products.hpp"
 #include "reductions.hpp"
 #include "results.hpp"
+#include "sampler.hpp"
 #include "weighted.hpp"
 
 namespace {
@@ -14,7 +15,8 @@ template <class Format>
 constexpr Kernels real_kernels() {
   return {sum_kernel<Real<Format>>, extremes_kernel<Format>, exact_kernel<Format>,    scale_kernel<Format>,
           subtract_kernel<Format>,  clamp_kernel<Format>,    add_rows_kernel<Format>, pack_kernel<Format>,
-          pack_across_kernel<Format>, multiply_kernel,       dot_kernel,              kFuses};
+          pack_across_kernel<Format>, multiply_kernel,       dot_kernel,              noise_kernel,
+          kFuses};
 }
 
 // Only the kernels that need magnitudes. Sums of order 2, exact sums, scaling and weighted sums treat a complex array

@@ -112,8 +112,8 @@ def to_integers(numbers: np.ndarray, exponent: int) -> np.ndarray:
 
 @with_subnormals
 def to_floats(integers: np.ndarray, exponent: int) -> np.ndarray:
-    """Return integers times 2**exponent, in float64."""
-    return np.ldexp(integers.astype(np.float64), exponent)
+    """Return integers times 2**exponent, in float64. `exponent`: that of a normal number."""
+    return integers * math.ldexp(1.0, exponent)
 
 
 def _in_range(scale: float) -> float:
@@ -143,16 +143,19 @@ def add_noise(summed: Tree, sensitivity: Sensitivity, *, noise_multiplier: float
             int64 for a sum on a grid (`grid=`), else floats of any precision.
         sensitivity: a `gradclip.Sensitivity`, from `.sensitivity()` or `gradclip.clipped_sum_sensitivity`.
         noise_multiplier: the ratio of noise to sensitivity that accountants use, above 0.
-        rng: "system" for exact noise from the operating system's random numbers: some 3 million elements a second on
-            each processor. "opendp" for exact noise by OpenDP, which takes about 50 times as long. Or a generator of
-            the arrays' framework: a `numpy.random.Generator`, a `torch.Generator`, a JAX key, a `tf.random.Generator`.
+        rng: "system" for exact noise from random bits of AES-256, with a key that the operating system draws for each
+            call; from the operating system alone without the package cryptography. "urandom" for exact noise from the
+            operating system's bits alone, which are slower. "opendp" for exact noise by OpenDP, by far the slowest. Or
+            a generator of the arrays' framework: a `numpy.random.Generator`, a `torch.Generator`, a JAX key, a
+            `tf.random.Generator`.
 
-    With "system" and "opendp", integers plus discrete Gaussian noise are released, and the noise has exactly that
-    distribution. "opendp" assumes nothing about floating point, "system" that NumPy's `exp` is right to nine digits.
-    Sums on a grid stay integers: multiply the result by max_norm / grid, each with its own threshold if there are
-    several. Floats are rounded to multiples of a step s first, a power of two that follows from the sensitivity and the
-    number of elements; the noise is larger for it, by less than 2**-16. The result is a multiple of s, rounded to the
-    dtype of the sum.
+    With "system", "urandom" and "opendp", integers plus discrete Gaussian noise are released, and the noise has exactly
+    that distribution if the bits are uniform. "system" assumes that those of AES-256 cannot be told from such. "opendp"
+    assumes nothing about floating point, the others IEEE 754, and without compiled kernels that NumPy's `exp` has a
+    relative error below 2**-32. Sums on a grid stay integers: multiply the result by max_norm / grid, each with its own
+    threshold if there are several. Floats are rounded to multiples of a step s first, a power of two that follows from
+    the sensitivity and the number of elements; the noise is larger for it, by less than 2**-16. The result is a
+    multiple of s, rounded to the dtype of the sum.
 
     With a framework's generator, noise is fast and works under `jax.jit`, but it is NOT PROVEN: its floating-point
     numbers are not normally distributed in their last bits, which can reveal the sum (Mironov 2012), and the generator
@@ -192,7 +195,9 @@ def add_noise(summed: Tree, sensitivity: Sensitivity, *, noise_multiplier: float
     elif rng in EXACT:
         noised = _exactly(leaves, integers, sensitivity, multiplier, rng)
     else:
-        raise ValueError(f"rng must be 'system', 'opendp' or a generator of the arrays' framework, got {shown(rng)}.")
+        raise ValueError(
+            f"rng must be 'system', 'urandom', 'opendp' or a generator of the arrays' framework, got {shown(rng)}."
+        )
     found = dict(zip(places, noised, strict=True))
     return flat.rebuild(found.get(place, leaf) for place, leaf in enumerate(flat.leaves))
 
@@ -320,19 +325,27 @@ def _exactly(
             "add_noise on it."
         )
     if integers:
-        scale, exponent = noise_on_integers(sensitivity.in_steps or 0.0, multiplier), None
+        scale = noise_on_integers(sensitivity.in_steps or 0.0, multiplier)
         given = [host.on_host(leaf).data.reshape(-1) for host, leaf in zip(hosts, leaves, strict=True)]
+        noised = with_discrete_gaussian(_joined(given, np.int64), scale, source)
     else:
         _check_not_narrowed(leaves, sensitivity)
         elements = sum(math.prod(leaf.shape) for leaf in leaves)
         exponent, scale = noise_on_floats(sensitivity.total, max(1, elements), multiplier)
-        numbers = [host.numbers([leaf])[0] for host, leaf in zip(hosts, leaves, strict=True)]
-        given = [to_integers(x, exponent) for x in numbers]
-    noised = with_discrete_gaussian(np.concatenate([np.zeros(0, np.int64), *given]), scale, source)
-    parts = np.split(noised, np.cumsum([x.size for x in given])[:-1]) if given else []
-    kept = [part if exponent is None else to_floats(part, exponent) for part in parts]
+        given = [host.numbers([leaf])[0] for host, leaf in zip(hosts, leaves, strict=True)]
+        noised = with_discrete_gaussian(
+            _joined(given, np.float64),
+            scale,
+            source,
+            around=lambda sampler: lambda piece: to_floats(sampler(to_integers(piece, exponent)), exponent),
+        )
+    kept = np.split(noised, np.cumsum([x.size for x in given])[:-1]) if given else []
     with np.errstate(over="ignore"):  # float16 may overflow, as the sum itself may
         return [
             host.like(leaf, bare_name(leaf.dtype), part.reshape(leaf.shape))
             for host, leaf, part in zip(hosts, leaves, kept, strict=True)
         ]
+
+
+def _joined(arrays: list[np.ndarray], dtype: type) -> np.ndarray:
+    return np.concatenate([np.zeros(0, dtype), *arrays])

@@ -5,6 +5,7 @@ Uniform 64-bit words are all that is assumed. Nothing here computes in floating 
 
 import numbers
 import os
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
@@ -35,6 +36,40 @@ class SystemDraws:
     def words(self, count: int) -> np.ndarray:
         """Return independent uniform words, as uint64."""
         return np.frombuffer(os.urandom(8 * count), np.uint64)
+
+
+class Keystream:
+    """AES-256 in counter mode, by the package cryptography, with a key that the operating system draws for each object.
+
+    Its words cannot be told from uniform ones if AES-256 is what it is taken for. A forked process repeats them, so no
+    object is kept for longer than a call.
+    """
+
+    secure = True
+
+    def __init__(self) -> None:
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+        self._next = Cipher(algorithms.AES256(os.urandom(32)), modes.CTR(bytes(16))).encryptor()
+
+    def words(self, count: int) -> np.ndarray:
+        """Return independent uniform words, as uint64."""
+        into = np.empty(count + 2, np.uint64)  # the cipher asks for a block more
+        self._next.update_into(_zeros(8 * count), into.view(np.uint8).data)
+        return into[:count]
+
+
+@lru_cache(maxsize=4)
+def _zeros(size: int) -> bytes:
+    return bytes(size)
+
+
+def keystream() -> Draws:
+    """Return words of a new key, or the operating system's where the package cryptography is not installed."""
+    try:
+        return Keystream()
+    except ModuleNotFoundError:
+        return SystemDraws()
 
 
 class SeededDraws:

@@ -57,9 +57,9 @@ def check_generator(rng: object) -> None:
     """Raise a TypeError for what draws no noise, or the same noise at every step."""
     if not (isinstance(rng, str) and rng in EXACT) and not hasattr(rng, "normal") and not hasattr(rng, "manual_seed"):
         raise TypeError(
-            f"rng must be 'system', 'opendp', a numpy.random.Generator or a torch.Generator, got {shown(rng)}. A JAX "
-            "key would give every step the same noise: call gradclip.add_noise with a new key at each step, and "
-            "dp-accounting for epsilon."
+            "rng must be 'system', 'urandom', 'opendp', a numpy.random.Generator or a torch.Generator, got "
+            f"{shown(rng)}. A JAX key would give every step the same noise: call gradclip.add_noise with a new key at "
+            "each step, and dp-accounting for epsilon."
         )
 
 
@@ -114,9 +114,9 @@ class PrivateRun:
         noise_multiplier: the standard deviation of the noise divided by the sensitivity.
         epsilon: instead of it, the largest epsilon after `batches.steps` releases, with those of earlier parts. The
             multiplier is then the smallest of 4 digits that keeps it.
-        rng: what draws the noise, as in `gradclip.add_noise`: "system" or "opendp", which are exact, or a generator
-            that keeps a state: `numpy.random.Generator` or `torch.Generator`, whose noise is not proven to be private,
-            and which repeats itself in a copy of the run.
+        rng: what draws the noise, as in `gradclip.add_noise`: "system", "urandom" or "opendp", which are exact, or a
+            generator that keeps a state: `numpy.random.Generator` or `torch.Generator`, whose noise is not proven to be
+            private, and which repeats itself in a copy of the run.
         state: what an earlier part of the run released, from its `state_dict()`, if it goes on with other batches,
             noise or more steps. Epsilon counts it, and `epsilon=` plans with it. To go on as before, make the run as it
             was made, and call `load_state_dict`.
