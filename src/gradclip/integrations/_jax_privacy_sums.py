@@ -42,7 +42,7 @@ _METHODS = ("materialize", "auto", "ghost")
 
 
 @public_in("integrations.jax_privacy")
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class JaxPrivacyFunction(ClippedFunction):
     """A `ClippedFunction` with jax-privacy's conventions: always JAX, and keyword arguments also carry the batch.
 
@@ -65,7 +65,7 @@ class JaxPrivacyFunction(ClippedFunction):
 
     def _finished(self, summed: object, dtypes: Sequence[Any]) -> Any:
         flat = flatten(super()._finished(summed, dtypes))
-        if self.settings.grid is not None:
+        if self._settings.grid is not None:
             return flat.rebuild(flat.leaves)
         wanted = dtypes if self.dtype is None else [self.dtype] * len(flat.leaves)
         return flat.rebuild([cast(x, dtype) for x, dtype in zip(flat.leaves, wanted, strict=True)])
@@ -74,9 +74,9 @@ class JaxPrivacyFunction(ClippedFunction):
         return as_floats(tree)
 
     def _added_in(self) -> Any:
-        if self.settings.grid is not None:
+        if self._settings.grid is not None:
             return None
-        return self.observed.narrowest() if self.dtype is None else self.dtype
+        return self._observed.narrowest() if self.dtype is None else self.dtype
 
 
 @public_in("integrations.jax_privacy")
@@ -123,7 +123,7 @@ def planned(asked: Mapping[str, Any], argnums: int | tuple[int, ...]) -> Bounded
         return (result[0], AuxiliaryOutput(*result[1])) if wants_outputs else result
 
     wants_outputs = clipped.has_aux or clipped.return_values or return_norms
-    largest = bound_of(clipped.max_norm, to_unit=clipped.settings.to_unit)
+    largest = bound_of(clipped.max_norm, to_unit=clipped._settings.to_unit)
     bound = divided(largest, clipped.normalize_by) if nan_safe else math.inf
     return BoundedSensitivityCallable(call, bound, wants_outputs, clipped)
 

@@ -99,10 +99,10 @@ def test_traced_once_for_each_shape_and_dtype():
 def test_nothing_is_kept_by_a_further_call():
     clipped = clipped_of(Counted())
     clipped(WEIGHTS, ROWS)
-    (program,) = clipped.programs.values()
+    (program,) = clipped._programs.values()
     more = [ROWS + i for i in range(20)]
     assert compiled_in(lambda: [clipped(WEIGHTS, rows) for rows in more]) == 0
-    assert list(clipped.programs.values()) == [program]
+    assert list(clipped._programs.values()) == [program]
     assert program._cache_size() <= 1  # JAX may have dropped it: all programs of a process share its cache
 
 
@@ -112,8 +112,8 @@ def test_programs_are_few_and_go_with_the_function(monkeypatch):
     clipped = clipped_of(loss)
     for power in (1, 2, 3):
         clipped(WEIGHTS, ROWS, power=power)
-    assert len(clipped.programs) == 2
-    assert len(copy.deepcopy(clipped).programs) == 0
+    assert len(clipped._programs) == 2
+    assert len(copy.deepcopy(clipped)._programs) == 0
     gone = weakref.ref(loss)
     del loss, clipped
     gc.collect()
@@ -138,7 +138,7 @@ def test_a_threshold_in_an_array_and_values_that_are_looked_at():
     first, second, third = (looking({"w": WEIGHTS["w"]}, ROWS, jnp.float32(k)) for k in (1, -1, 1))
     np.testing.assert_allclose(second["w"], 2 * first["w"], rtol=1e-6)
     assert bits(first) == bits(third)
-    assert len(clipped.programs) == 0
+    assert len(clipped._programs) == 0
 
 
 def test_mappings_of_other_kinds_follow_their_values():

@@ -74,7 +74,7 @@ def test_a_kept_graph_reads_the_values_of_each_call():
     params, x, y = problem(tf.constant)
     mine = gradclip.clipped_grad(loss, 0.5, batch_argnums=(1, 2), has_aux=True, return_values=True)
     first, again = mine(params, x, y), mine(params, 2 * x, y)
-    assert len(mine.programs) == 1
+    assert len(mine._programs) == 1
     same(
         again,
         gradclip.clipped_grad(loss, 0.5, batch_argnums=(1, 2), has_aux=True, return_values=True)(params, 2 * x, y),

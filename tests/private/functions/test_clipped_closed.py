@@ -71,11 +71,11 @@ def test_equal_functions_are_compiled_once():
     loss = Loss()
     clipped = gradclip.clipped_grad(loss, 1e6)
     clipped(W, X)
-    programs = dict(clipped.programs)
+    programs = dict(clipped._programs)
     assert len(programs) == 1
     for _ in range(2):
         clipped(W, X)
-    assert clipped.programs == programs
+    assert clipped._programs == programs
 
 
 def test_calls_without_jit():

@@ -117,7 +117,7 @@ def test_the_arguments_are_the_settings_with_their_types_and_defaults(function, 
     settings = {field.name: field.default for kind in RECORDS for field in dataclasses.fields(kind) if field.init}
     types = typing.get_type_hints(FunctionSettings) | typing.get_type_hints(PerExampleSettings)
     arguments = {name: one.default for name, one in inspect.signature(function).parameters.items()}
-    assert settings.keys() - {"settings", "assumed"} - lacks == arguments.keys()
+    assert settings.keys() - {"_settings", "_assumed"} - lacks == arguments.keys()
     for name in arguments.keys() - {"argnums", "batch_argnums", "microbatch_size"}:  # other types, and own defaults
         default = inspect.Parameter.empty if settings[name] is dataclasses.MISSING else settings[name]
         assert (name, types[name], default) == (name, typing.get_type_hints(function)[name], arguments[name])
@@ -127,12 +127,12 @@ def test_what_is_asked_for_is_kept_and_shown():
     asked = {"rule": "automatic", "gamma": 0.5, "has_aux": True, "pad_to": 8, "normalize_by": 2.0, "unit": "group"}
     made = gradclip.clipped_grad(loss, 2.0, argnums=(0, 1), batch_argnums=2, microbatch_size="1 MiB", **asked)
     text = (
-        f"ClippedFunction(fun={loss!r}, settings=PerExampleSettings(max_norm=2.0, per_layer=False, uniform=True, "
-        "nonfinite='drop', rule='automatic', gamma=0.5, sum_dtype=None, grid=None, to_unit=False), argnums=(0, 1), "
+        f"ClippedFunction(fun={loss!r}, max_norm=2.0, per_layer=False, uniform=True, "
+        "nonfinite='drop', rule='automatic', gamma=0.5, sum_dtype=None, grid=None, to_unit=False, argnums=(0, 1), "
         "batch_argnums=(2,), has_aux=True, keep_batch_dim=True, return_values=False, return_norms=False, "
         "pre_clipping_transform=None, microbatch_size=Memory(bytes=1048576), pad_to=8, normalize_by=2.0, "
-        "prng_argnum=None, unit='group', method='auto', assumed=False)"
+        "prng_argnum=None, unit='group', method='auto')"
     )
     assert repr(made) == repr(pickle.loads(pickle.dumps(made))) == text
     results = gradclip.clipped_fun(lambda x: x, 2.0)
-    assert (results.argnums, results.batch_argnums, results.assumed) == (None, (0,), True)
+    assert (results.argnums, results.batch_argnums, results._assumed) == (None, (0,), True)

@@ -57,7 +57,7 @@ def test_settings_are_checked_once_and_not_for_each_microbatch(monkeypatch):
 
 def test_a_function_of_other_settings_clips_and_promises_by_them():
     clipped = gradclip.clipped_grad(loss, 1.0, pad_to=4)
-    other = dataclasses.replace(clipped, settings=dataclasses.replace(clipped.settings, max_norm=2.0))
+    other = dataclasses.replace(clipped, _settings=dataclasses.replace(clipped._settings, max_norm=2.0))
     assert (clipped.max_norm, other.max_norm) == (1.0, 2.0)
     row = jnp.array([[3.0, 4.0]])
     np.testing.assert_allclose(clipped(jnp.ones(2), row), [0.6, 0.8], rtol=1e-6)
@@ -83,7 +83,7 @@ def test_a_function_that_is_changed_is_checked_again(change, error, message):
 def test_functions_and_settings_are_copied_and_pickled():
     clipped = gradclip.clipped_grad(loss, {"w": 1.0}, rule="automatic", pad_to=4)
     for again in (pickle.loads(pickle.dumps(clipped)), copy.deepcopy(clipped)):
-        assert again.settings == clipped.settings
+        assert again._settings == clipped._settings
         assert again.sensitivity() == clipped.sensitivity()
 
 

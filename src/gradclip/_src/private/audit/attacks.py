@@ -165,7 +165,7 @@ _BARE: dict[str, Any] = {
     "return_values": False,
     "return_norms": False,
     "prng_argnum": None,
-    "assumed": False,
+    "_assumed": False,
 }
 
 
@@ -176,7 +176,7 @@ def threshold_of(clipped: ClippedFunction) -> float:
 
 def step_of(clipped: ClippedFunction) -> Fraction:
     """Return the unit of the result, in units of the gradients: one, or a step of the grid."""
-    grid = clipped.settings.grid
+    grid = clipped._settings.grid
     return Fraction(1) if grid is None else Fraction(threshold_of(clipped)) / grid
 
 
@@ -238,9 +238,9 @@ def kinked(clipped: ClippedFunction) -> ClippedFunction:
         predicted = xp.matmul(x, w)
         return xp.sum(abs(predicted - y)), predicted
 
-    settings = replace(clipped.settings, max_norm=threshold_of(clipped))
+    settings = replace(clipped._settings, max_norm=threshold_of(clipped))
     bare = _BARE | {"pre_clipping_transform": None}
-    return replace(clipped, fun=loss, settings=settings, batch_argnums=(1, 2), has_aux=True, **bare)
+    return replace(clipped, fun=loss, _settings=settings, batch_argnums=(1, 2), has_aux=True, **bare)
 
 
 def _namespace(array: object) -> ModuleType:

@@ -259,7 +259,7 @@ def check_sensitivity(
     if sensitivity.relation == "replace_one":
         threshold /= 2
     clipped = fun if isinstance(fun, ClippedFunction) else None
-    if clipped is not None and clipped.settings.to_unit:
+    if clipped is not None and clipped._settings.to_unit:
         threshold = min(threshold_of(clipped), sys.float_info.max)
     unit = Fraction(1) if clipped is None else step_of(clipped)
     framework = framework_of(flat.leaves[0])

@@ -40,7 +40,7 @@ _clip_examples = with_subnormals(clip_examples)
 
 
 @public
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ClippedFunction(FunctionSettings):
     """A function of a batch that clips each example's gradient (or result) by its own norm and returns the sum.
 
@@ -52,28 +52,28 @@ class ClippedFunction(FunctionSettings):
     # Integrations override _framework, _is_mapped, _over_batch, _to_clip, _finished and _added_in.
 
     @cached_property
-    def programs(self) -> Programs:
+    def _programs(self) -> Programs:
         """The compiled programs of its calls."""
         return Programs()
 
     @cached_property
-    def plans(self) -> Programs:
+    def _plans(self) -> Programs:
         """The plans of its calls."""
         return Programs()
 
     def __getstate__(self) -> dict[str, Any]:
         # Plain values: a saved function names no class that users do not know. Compiled programs cannot be saved.
         kept = {name: value for name, value in vars(self).items() if not isinstance(value, Programs)}
-        plain = {name: dict(vars(kept[name])) for name in ("settings", "observed")}
+        plain = {name: dict(vars(kept[name])) for name in ("_settings", "_observed")}
         size = self.microbatch_size
         return kept | plain | {"microbatch_size": vars(size) if isinstance(size, Memory) else size}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        settings, observed = PerExampleSettings(**state["settings"]), ObservedGradients()
-        vars(observed).update(state["observed"])
+        settings, observed = PerExampleSettings(**state["_settings"]), ObservedGradients()
+        vars(observed).update(state["_observed"])
         size = state["microbatch_size"]
         size = Memory(**size) if isinstance(size, dict) else size
-        vars(self).update(state, settings=settings, observed=observed, microbatch_size=size)
+        vars(self).update(state, _settings=settings, _observed=observed, microbatch_size=size)
 
     def __call__(self, *args: Any, mask: Mask = None, **kwargs: Any) -> Any:
         """Return the sum, and the `ExampleOutputs` if you asked for any.
@@ -88,7 +88,7 @@ class ClippedFunction(FunctionSettings):
             rows = whole_program(self.pad_to)
             given, flags = verbs.padded(given, axes, flags, count, rows)
         plan = self._planned(call, rows, size)
-        self.observed.note_plan(ghost=plan.ghost, cancels=plan.cancels)
+        self._observed.note_plan(ghost=plan.ghost, cancels=plan.cancels)
         dtypes: list[Any] = []
         measure = self._to_measure(call)
         step = self._step(call, plan, measure, dtypes)
@@ -98,14 +98,14 @@ class ClippedFunction(FunctionSettings):
                 return verbs.at_once(step, args, axes, mask, rows), dtypes
             return verbs.in_microbatches(step, args, axes, mask, count, size), dtypes
 
-        keeps = verbs.keeps_whole_batches or (plan.in_factors and not self.settings.policy.raises)
+        keeps = verbs.keeps_whole_batches or (plan.in_factors and not self._settings.policy.raises)
         if size is None and not keeps:
             (summed, outputs), known = run(flags, *given)
         else:
             setting = (self.max_norm, call.kinds, tuple(axes), rows, size, plan.tapped, plan.program)
-            (summed, outputs), known = verbs.kept(self.programs, setting, run, (0, *axes), (flags, *given))
+            (summed, outputs), known = verbs.kept(self._programs, setting, run, (0, *axes), (flags, *given))
         if self.argnums is not None and count:
-            self.observed.check_used(lambda: verbs.unused(measure, call.args, axes, summed), verbs.modules_called)
+            self._observed.check_used(lambda: verbs.unused(measure, call.args, axes, summed), verbs.modules_called)
         result = self._finished(summed, known)
         outputs = mapped(lambda x: x if x.shape[0] == count else x[:count], outputs)
         return (result, outputs) if self.has_aux or self.return_values or self.return_norms else result
@@ -144,7 +144,7 @@ class ClippedFunction(FunctionSettings):
         axes = [0 if self._is_mapped(i, len(given)) else None for i in range(len(given))]
         kinds = {i: arg for i, arg in enumerate(given) if axes[i] == 0 and has_mappings(arg)}
         given = tuple(opened(arg) if i in kinds else arg for i, arg in enumerate(given))
-        if self.assumed:
+        if self._assumed:
             check_assumption(self._named(), given[:-1], kwargs, self.argnums, self.batch_argnums, self.prng_argnum)
         framework = self._framework(given[:-1])
         verbs = batching_of(framework, self.method)
@@ -162,7 +162,7 @@ class ClippedFunction(FunctionSettings):
         if not isinstance(self.microbatch_size, Memory):
             return self.microbatch_size
         positions = self.argnums if isinstance(self.argnums, tuple) else (self.argnums or 0,)
-        return self.observed.noted_size(examples_in(self.microbatch_size, [args[i] for i in positions], self.pad_to))
+        return self._observed.noted_size(examples_in(self.microbatch_size, [args[i] for i in positions], self.pad_to))
 
     def _is_mapped(self, position: int, count: int) -> bool:
         """Say whether the argument at a position carries the batch. The last of `count` is the dict of keywords."""
@@ -205,7 +205,7 @@ class ClippedFunction(FunctionSettings):
         if self._why_made() or self.argnums is None:
             return Plan((), examples)
         fun, once = self._of_example(call), size is not None
-        return planned_for(call, fun, self.argnums, examples, self.method, self.plans, traced_once=once)
+        return planned_for(call, fun, self.argnums, examples, self.method, self._plans, traced_once=once)
 
     def _step(self, call: PreparedCall, plan: Plan, measure: Function, dtypes: list[Any]) -> Step:
         """Return the function that processes one microbatch. It writes the dtypes of the clipped leaves to `dtypes`."""
@@ -213,19 +213,19 @@ class ClippedFunction(FunctionSettings):
 
         def made(args: Sequence[Any], mask: Array | None) -> Clipped:
             tree, outputs = of_batch(*args)
-            summed, info = _clip_examples(self._to_clip(tree), self.settings, mask)
+            summed, info = _clip_examples(self._to_clip(tree), self._settings, mask)
             return Clipped(summed, info.norms, flatten(tree).leaves, outputs)
 
         clip: Clip = made
         if plan.in_factors:
             assert self.argnums is not None  # results are not clipped in factors
-            note = self.observed.note_plan
-            clip = in_factors(call, self._of_example(call), self.argnums, plan, self.settings, made, note)
+            note = self._observed.note_plan
+            clip = in_factors(call, self._of_example(call), self.argnums, plan, self._settings, made, note)
 
         def step(args: Sequence[Any], mask: Array | None) -> tuple[Any, ExampleOutputs]:
             summed, norms, leaves, (values, aux) = clip(args, mask)
             dtypes[:] = [leaf.dtype for leaf in leaves]
-            self.observed.note(leaves)
+            self._observed.note(leaves)
             kept = (values if self.return_values else None, aux if self.has_aux else None)
             values, aux = kept if mask is None else call.verbs.blanked(kept, mask)
             return summed, ExampleOutputs(values, norms if self.return_norms else None, aux)

@@ -136,7 +136,7 @@ METHODS = ("auto", "materialize", "ghost", "loop")
 
 
 @public
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class FunctionSettings:
     """The settings of a clipped function. `gradclip.clipped_grad` and `gradclip.clipped_fun` document them.
 
@@ -144,7 +144,7 @@ class FunctionSettings:
     """
 
     fun: Function
-    settings: PerExampleSettings
+    _settings: PerExampleSettings
     argnums: int | tuple[int, ...] | None
     batch_argnums: tuple[int, ...]
     has_aux: bool = False
@@ -158,8 +158,13 @@ class FunctionSettings:
     prng_argnum: int | None = None
     unit: Unit = "example"
     method: Method = "auto"
-    assumed: bool = False  # batch_argnums was left out
-    observed: ObservedGradients = field(default_factory=ObservedGradients, init=False, repr=False)
+    _assumed: bool = False  # batch_argnums was left out
+    _observed: ObservedGradients = field(default_factory=ObservedGradients, init=False, repr=False)
+
+    def __repr__(self) -> str:
+        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name[0] != "_"}
+        told = {"fun": own.pop("fun")} | vars(self._settings) | own
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in told.items())})"
 
     def _before_clipping(self, gradient: object) -> Any:
         """Return the transformed gradient of one example."""
@@ -180,27 +185,27 @@ class FunctionSettings:
         key, batch = self.prng_argnum, self.batch_argnums
         if key is not None and (not isinstance(key, int) or isinstance(key, bool) or key < 0 or key in batch):
             raise ValueError(f"prng_argnum={key!r} must be >= 0 and not in batch_argnums={batch}. Pass one key.")
-        divisor = as_divisor("normalize_by", self.normalize_by, self.settings.sum_format)
+        divisor = as_divisor("normalize_by", self.normalize_by, self._settings.sum_format)
         object.__setattr__(self, "normalize_by", divisor)
         size = as_microbatch_size(self.microbatch_size, sized=self.argnums is not None)
         object.__setattr__(self, "microbatch_size", size)
         if self.pad_to is not None:
             object.__setattr__(self, "pad_to", as_number_of_examples("pad_to", self.pad_to))
-        if self.settings.grid is not None and divisor != 1:
+        if self._settings.grid is not None and divisor != 1:
             raise ValueError("sums on a grid stay integers. Leave out normalize_by, and divide the result.")
         if self.unit not in ("example", "group"):
             raise ValueError(f"unit must be 'example' or 'group', got {shown(self.unit)}.")
         check_name("method", self.method, METHODS)
         if self.method == "ghost" and self._why_made():
             raise ValueError(f"method='ghost' is not possible here: {self._why_made()}. Pass method='auto'.")
-        others = others_than(needed_positions(self.fun), self.argnums, key) if self.assumed else ()
+        others = others_than(needed_positions(self.fun), self.argnums, key) if self._assumed else ()
         if len(others) > 1:
             raise TypeError(not_said(self._named(), others))
 
     @property
     def max_norm(self) -> Thresholds:
         """The threshold of each example, as you passed it."""
-        return self.settings.max_norm
+        return self._settings.max_norm
 
     @with_subnormals
     def sensitivity(
@@ -241,16 +246,16 @@ class FunctionSettings:
         if batch_size is None and self.pad_to is not None:
             batch_size = self.pad_to * asked.partial_sums
         count = None if batch_size is None else as_count("batch_size", batch_size)
-        microbatches = self.observed.microbatches(self.microbatch_size, count)
+        microbatches = self._observed.microbatches(self.microbatch_size, count)
         promise = sensitivity_of(
-            self.settings,
+            self._settings,
             relation,
             unit=self.unit,
             normalize_by=self.normalize_by,
             batch_size=count,
-            sum_format=self.settings.sum_format,
-            layout=self.observed.layout(asked, microbatches, self._added_in()),
-            factors=None if self._why_made() else self.observed.factors(self._most_at_once()),
+            sum_format=self._settings.sum_format,
+            layout=self._observed.layout(asked, microbatches, self._added_in()),
+            factors=None if self._why_made() else self._observed.factors(self._most_at_once()),
         )
         if promise.note:
             return promise
@@ -262,7 +267,7 @@ class FunctionSettings:
 
     def _why_made(self) -> str:
         """Return which setting needs the gradient of each example; an empty string if none does."""
-        settings = self.settings
+        settings = self._settings
         found = {
             "clipped_fun clips results, not gradients": self.argnums is None,
             f"method={self.method!r}": self.method in ("materialize", "loop"),
@@ -293,5 +298,5 @@ def made_of(kind: type[F], asked: Mapping[str, Any]) -> F:
     )
     settings, argnums, batch = PerExampleSettings(**of_examples), asked.get("argnums"), asked["batch_argnums"]
     places = positions("batch_argnums", int(argnums is not None) if batch is None else batch)
-    own |= {"argnums": argnums, "batch_argnums": places, "assumed": batch is None}
-    return kind(settings=settings, **own)
+    own |= {"argnums": argnums, "batch_argnums": places, "_assumed": batch is None}
+    return kind(_settings=settings, **own)
