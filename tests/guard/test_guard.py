@@ -78,5 +78,5 @@ def test_what_a_trainer_wraps_around_an_optimizer():
 
     optimizer = descent(network())
     watched = gradclip.guard(Wrapped(Wrapped(optimizer)))
-    assert watched.optimizer is optimizer
+    assert watched._optimizer is optimizer
     watched.remove()

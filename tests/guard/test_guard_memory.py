@@ -81,7 +81,7 @@ def waited(idle, monkeypatch):
         weight.grad = None
         weight.backward(torch.tensor([3.0, 4.0]))
         by_norm([weight])
-    return weight, guard.optimizer, guard
+    return weight, guard._optimizer, guard
 
 
 def test_of_what_was_not_noted_nothing_is_said(waited):

@@ -18,8 +18,8 @@ def twice_the_median(**settings):
 
 
 def step(clipping, norm, skipped=False):
-    threshold = clipping.next_threshold()
-    clipping.stepped(norm, threshold, skipped=skipped)
+    threshold = clipping._next_threshold()
+    clipping._stepped(norm, threshold, skipped=skipped)
     return threshold
 
 
@@ -57,13 +57,13 @@ def test_an_engine_that_skips_spikes():
     clipping = following(twice_the_median(skip_above=4.0), monitor=monitor, skips=True)
     for norm, skipped in ((1.0, False), (1.0, False), (8.0, False), (8.5, True)):
         step(clipping, norm, skipped)
-    assert (clipping.max_norm.num_clipped, clipping.max_norm.num_skipped, clipping.skip_above) == (1, 1, 4.0)
+    assert (clipping.max_norm.num_clipped, clipping.max_norm.num_skipped, clipping._skip_above) == (1, 1, 4.0)
     assert monitor.counts == (4, 1, 1, 0)
 
 
 def test_a_number_is_assigned():
     clipping = following(2)
-    assert (step(clipping, 5.0), clipping.max_norm, clipping.skip_above) == (2.0, 2.0, math.inf)
+    assert (step(clipping, 5.0), clipping.max_norm, clipping._skip_above) == (2.0, 2.0, math.inf)
     clipping.max_norm = torch.tensor(3.0)
     assert step(clipping, 5.0) == 3.0
 
@@ -101,7 +101,7 @@ def test_an_adaptive_threshold_of_another_order_is_refused():
 def test_an_adaptive_threshold_of_zero_is_an_error_at_the_step():
     clipping = following(gradclip.AdaptiveThreshold(gradclip.QuantileRule(upper=0.0)))
     with pytest.raises(ValueError, match="max_norm must be above 0"):
-        clipping.next_threshold()
+        clipping._next_threshold()
 
 
 def test_what_is_no_monitor_is_refused():
@@ -150,7 +150,7 @@ def test_the_state_of_an_adaptive_threshold_is_refused_by_a_number():
 
 def test_it_is_undone_once():
     undone = []
-    clipping = following(1.0).undone_by(lambda: undone.append(1))
+    clipping = following(1.0)._undone_by(lambda: undone.append(1))
     clipping.remove()
     clipping.remove()
     assert undone == [1]

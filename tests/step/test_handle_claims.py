@@ -94,7 +94,7 @@ def test_a_threshold_that_a_group_gets_after_folding_is_refused(attach):
 
 def test_an_engine_and_an_optimizer():
     norm, monitor = AdaptiveThreshold(), gradclip.Monitor()
-    engine = EngineClipping(object(), "DeepSpeed", norm, monitor).undone_by(lambda: None)
+    engine = EngineClipping(object(), "DeepSpeed", norm, monitor)._undone_by(lambda: None)
     for given in ({"max_norm": norm}, {"max_norm": 1.0, "monitor": monitor}):
         with pytest.raises(ValueError, match="already follows another optimizer"):
             clip_at_step(adam(), **given)

@@ -19,19 +19,19 @@ PLACES = [(owner, name) for owner, name, _ in heard._PLACES]
 class Ear:
     """Hears of all calls."""
 
-    watching = True
-    clips = False
+    _watching = True
+    _clips = False
 
     def __init__(self, optimizer=None):
-        self.optimizer, self.calls, self.told = optimizer, [], []
+        self._optimizer, self.calls, self.told = optimizer, [], []
 
-    def clipped(self, call):
+    def _clipped(self, call):
         self.calls.append(call)
 
-    def stepping(self, scaler, outer):
+    def _stepping(self, scaler, outer):
         self.told.append("stepping")
 
-    def stepped(self, scaler, *, failed):
+    def _stepped(self, scaler, *, failed):
         self.told.append("failed" if failed else "stepped")
 
 

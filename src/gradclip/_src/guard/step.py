@@ -139,7 +139,7 @@ def _same(one: ClipCall, other: ClipCall) -> bool:
 
 
 @record
-class StepGuard(Attached):
+class StepGuard(Attached, heard.Watcher):
     """A guard of one optimizer, until `remove()`. Print it for all that it has found.
 
     Attributes:
@@ -152,12 +152,10 @@ class StepGuard(Attached):
 
     """
 
-    clips = False
-
     def __init__(
         self, optimizer: Optimizer, max_norm: float | AdaptiveThreshold | Handle | None, settings: Settings
     ) -> None:
-        self.optimizer = optimizer
+        self._optimizer = optimizer
         self.norm: float | None = None
         self.reports: list[Finding] = []
         self.steps = self.looks = 0
@@ -177,7 +175,7 @@ class StepGuard(Attached):
         heard.watch(self)
 
     @property
-    def watching(self) -> bool:
+    def _watching(self) -> bool:
         """Whether it will look at the next step."""
         return self._window is not None
 
@@ -205,7 +203,7 @@ class StepGuard(Attached):
     def _says(self) -> Sequence[str]:
         given = self._adaptive or (self._max_norm.max_norm if seems_a_handle(self._max_norm) else self._max_norm)
         return (
-            type(self.optimizer).__name__,
+            type(self._optimizer).__name__,
             as_passed(given),
             many(self.steps, "step"),
             f"{self.num_skipped} skipped" if self.num_skipped else "",
@@ -220,7 +218,7 @@ class StepGuard(Attached):
 
     # What it hears of
 
-    def clipped(self, call: ClipCall) -> None:
+    def _clipped(self, call: ClipCall) -> None:
         """Hear of a call that has clipped."""
         if self._window is not None:
             self._window.clipped(call, set(map(id, self._parameters())))
@@ -230,7 +228,7 @@ class StepGuard(Attached):
         if mine and not call.in_backward and self._skips.clipped(call):
             self._tell_of_skips()
 
-    def stepping(self, scaler: torch.amp.GradScaler, outer: Any) -> None:
+    def _stepping(self, scaler: torch.amp.GradScaler, outer: Any) -> None:
         """Hear that a GradScaler is about to step the optimizer, or one `outer` around it."""
         self._scaler, self._steps_before = scaler, self.steps
         asked = self._settings
@@ -242,7 +240,7 @@ class StepGuard(Attached):
             found = any(one.item() for one in infinities(scaler, outer))
             self._overflowed = processes.anywhere(found)
 
-    def stepped(self, scaler: torch.amp.GradScaler, *, failed: bool) -> None:
+    def _stepped(self, scaler: torch.amp.GradScaler, *, failed: bool) -> None:
         """Hear that it has stepped the optimizer, skipped the step, or failed."""
         self._scaler, self._overflowed = None, False
         if self.steps == self._steps_before and not failed:
@@ -281,7 +279,7 @@ class StepGuard(Attached):
 
     def _arrived(self, *, closure: bool) -> None:
         """Take note of what the step gets, and look at it if it is time."""
-        found_inf = vars(self.optimizer).get("found_inf")
+        found_inf = vars(self._optimizer).get("found_inf")
         if self._overflowed:  # on another process, so all skip
             self._skips.left_out()
         else:
@@ -314,14 +312,14 @@ class StepGuard(Attached):
     def _open(self, *, after_step: bool) -> None:
         """Watch until the next step. The hook comes after those that others have registered, such as `clip_at_step`."""
         parameters = self._parameters()
-        self._pre = self.optimizer.register_step_pre_hook(self._hook)
+        self._pre = self._optimizer.register_step_pre_hook(self._hook)
         self._mine = set(map(id, parameters))
         self._followed = False
         self._observed = self._adaptive.steps if self._adaptive is not None else 0
         self._window = Window.opened(parameters, after_step=after_step)
 
     def _is_last(self) -> bool:
-        hooks = self.optimizer._optimizer_step_pre_hooks
+        hooks = self._optimizer._optimizer_step_pre_hooks
         return next(reversed(hooks), None) == self._pre.id
 
     # A look
@@ -330,7 +328,7 @@ class StepGuard(Attached):
         self.looks += 1
         self._skips.read()
         parameters = [one for one in self._parameters() if one.grad is not None]
-        scale = vars(self.optimizer).get("grad_scale")
+        scale = vars(self._optimizer).get("grad_scale")
         divided = 1.0 if scale is None else float(scale)
         self.norm = norm = self._norm_of(self._groups()) / divided
         if found_inf is not None and float(found_inf) == 1.0:
@@ -349,7 +347,7 @@ class StepGuard(Attached):
             lambda some: self._norm_of(some) / divided,
             lambda: self._by_parts(parameters),
         )
-        clips_itself = max(own_thresholds(self.optimizer)) <= facts.max_norm < math.inf
+        clips_itself = max(own_thresholds(self._optimizer)) <= facts.max_norm < math.inf
         for kind, sentence in judged(facts):
             if not (kind == "not_clipped" and clips_itself):
                 self._tell(kind, sentence)
@@ -364,14 +362,14 @@ class StepGuard(Attached):
 
     def _groups(self) -> list[dict[str, Any]]:
         read = ("params", "process_group", "mesh", "shared")
-        return [{name: group[name] for name in read if name in group} for group in self.optimizer.param_groups]
+        return [{name: group[name] for name in read if name in group} for group in self._optimizer.param_groups]
 
     def _parameters(self) -> list[Any]:
-        return [one for group in self.optimizer.param_groups for one in group["params"]]
+        return [one for group in self._optimizer.param_groups for one in group["params"]]
 
     def _only_own(self) -> bool:
         """Say whether every parameter group has a threshold of its own, so that none is left for `max_norm`."""
-        return all("max_norm" in group for group in self.optimizer.param_groups)
+        return all("max_norm" in group for group in self._optimizer.param_groups)
 
     @torch.no_grad()
     def _norm_of(self, parameters: Parameters, order: float | None = None) -> float:
@@ -392,7 +390,7 @@ class StepGuard(Attached):
     def _threshold(self) -> float:
         """Return the threshold of this step."""
         found = self._adaptive
-        if seems_a_handle(self._max_norm) and have_thresholds(self.optimizer.param_groups):
+        if seems_a_handle(self._max_norm) and have_thresholds(self._optimizer.param_groups):
             return math.inf  # those of the groups together are another bound
         if getattr(self._max_norm, "scope", "global") != "global":
             return math.inf  # of all gradients together there is no bound

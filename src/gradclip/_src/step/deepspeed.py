@@ -42,7 +42,7 @@ def attach(engine: Engine, max_norm: Threshold | AdaptiveThreshold, monitor: "Mo
     """Make each update of a DeepSpeed engine clip, as `clip_at_step` says."""
     _check(engine)
     clipping = EngineClipping(engine, "DeepSpeed", max_norm, monitor)
-    return clipping.undone_by(_followed(engine, clipping))
+    return clipping._undone_by(_followed(engine, clipping))
 
 
 def _check(engine: Engine) -> None:
@@ -81,10 +81,10 @@ def _followed(engine: Engine, clipping: EngineClipping) -> Callable[[], None]:
             optimizer.clip_grad = own
 
     def updated(*args: object, **kwargs: object) -> None:
-        threshold = clipping.next_threshold()
+        threshold = clipping._next_threshold()
         set_to(threshold, threshold if before[1] is not None else None)
         update(*args, **kwargs)
-        clipping.stepped(_norm(engine), threshold, skipped=not engine.was_step_applied())
+        clipping._stepped(_norm(engine), threshold, skipped=not engine.was_step_applied())
 
     def clip() -> None:
         from deepspeed.runtime.utils import clip_grad_norm_

@@ -6,7 +6,7 @@ and the norm is known after it.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,14 +19,12 @@ from gradclip._src.backends.torch.process_groups import Group
 from gradclip._src.core.nonfinite import Nonfinite
 from gradclip._src.core.norms import Order
 from gradclip._src.core.rules import Seen
+from gradclip._src.monitor.monitor import Monitor
 from gradclip._src.passed.arguments import check_monitor, check_threshold
 from gradclip._src.public import record
 from gradclip._src.step.attached import Attached, as_passed, many
 from gradclip._src.step.handle import check_free, claim
 from gradclip._src.thresholds.holder import AdaptiveThreshold
-
-if TYPE_CHECKING:
-    from gradclip._src.monitor.monitor import Monitor
 
 _ORDER = Order(2.0)
 _ROUNDING = 1e-3  # by which norms may differ between ranks
@@ -51,7 +49,7 @@ class EngineClipping(Attached):
         engine: object,
         name: str,
         max_norm: Threshold | AdaptiveThreshold,
-        monitor: "Monitor | None",
+        monitor: Monitor | None,
         *,
         skips: bool = False,
     ) -> None:
@@ -106,7 +104,7 @@ class EngineClipping(Attached):
             "math.inf to clip nothing, or a learning rate of 0 to stop all updates."
         )
 
-    def undone_by(self, undo: Callable[[], None]) -> "EngineClipping":
+    def _undone_by(self, undo: Callable[[], None]) -> "EngineClipping":
         """Take what gives the engine back as it was; return the clipping itself."""
         self._undo = undo
         return self
@@ -140,7 +138,7 @@ class EngineClipping(Attached):
 
     # Called at each step
 
-    def next_threshold(self) -> float:
+    def _next_threshold(self) -> float:
         """Return the threshold of the next step, the same on all ranks. All of them must ask.
 
         Raises ValueError if it is 0, RuntimeError if the ranks have different thresholds or one of them has failed.
@@ -168,11 +166,11 @@ class EngineClipping(Attached):
         return self._above_zero(float(kept._for_order(_ORDER))) if isinstance(kept, AdaptiveThreshold) else kept
 
     @property
-    def skip_above(self) -> float:
+    def _skip_above(self) -> float:
         """Above how many times the threshold the engine is to skip a step."""
         return self._max_norm.skip_above if isinstance(self._max_norm, AdaptiveThreshold) else math.inf
 
-    def stepped(self, norm: Scalar, threshold: float, *, skipped: bool) -> None:
+    def _stepped(self, norm: Scalar, threshold: float, *, skipped: bool) -> None:
         """Take in the norm of a step, and whether the engine skipped it. A norm below 0 stands for one not finite."""
         value = float(norm)
         self.norm = value if value >= 0 else math.nan
@@ -185,7 +183,7 @@ class EngineClipping(Attached):
             seen = Seen(finite, finite and self.norm > threshold, finite and skipped)
             kept._observe(np.float64(self.norm), threshold, _ORDER, Nonfinite.named(policy), seen)
         if self._monitor is not None:
-            above = 1.0 if skipped and math.isinf(self.skip_above) else self.skip_above
+            above = 1.0 if skipped and math.isinf(self._skip_above) else self._skip_above
             self._monitor.record(self.norm, threshold, nonfinite=policy, skip_above=above)
 
     # Saving and loading

@@ -14,7 +14,7 @@ import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch.amp.grad_scaler import OptState
@@ -64,24 +64,25 @@ class ClipCall:
     several: bool = False
 
 
-class Watcher(Protocol):
-    """What hears of calls."""
+class Watcher:
+    """What hears of calls, and of the steps of one optimizer."""
 
-    optimizer: Any
-    clips: bool
+    _optimizer: Any
+    _clips = False
     """Whether it clips, or only looks."""
 
     @property
-    def watching(self) -> bool:
-        """Whether it will look at the next step."""
+    def _watching(self) -> bool:
+        """Whether it will look at the next step, and asks how many gradients there are."""
+        return False
 
-    def clipped(self, call: ClipCall) -> None:
+    def _clipped(self, call: ClipCall) -> None:
         """Hear of a call that has clipped."""
 
-    def stepping(self, scaler: torch.amp.GradScaler, outer: Any) -> None:
+    def _stepping(self, scaler: torch.amp.GradScaler, outer: Any) -> None:
         """Hear that a GradScaler is about to step the optimizer, or one `outer` around it."""
 
-    def stepped(self, scaler: torch.amp.GradScaler, *, failed: bool) -> None:
+    def _stepped(self, scaler: torch.amp.GradScaler, *, failed: bool) -> None:
         """Hear that it has done so, skipped the step, or failed."""
 
 
@@ -142,7 +143,7 @@ def _put_back() -> None:
 
 def _tell(call: ClipCall) -> None:
     for watcher in list(_watchers):
-        watcher.clipped(call)
+        watcher._clipped(call)
 
 
 def _heard(call: announced.AnnouncedCall) -> None:
@@ -180,7 +181,7 @@ def _call(
     nonfinite: str = "propagate",
 ) -> ClipCall:
     listed, filled = _listed(parameters), 1
-    if listed is not None and any(one.watching for one in _watchers):  # only then is it asked for
+    if listed is not None and any(one._watching for one in _watchers):  # only then is it asked for
         filled = sum(getattr(one, "grad", None) is not None for one in listed)
     count = 0 if listed is None else len(listed)
     return ClipCall(function, listed, count, filled, max_norm, norm, order, nonfinite, current_pass() != -1)
@@ -240,12 +241,12 @@ def _stepping(original: Callable[..., Any]) -> Callable[..., Any]:
         failed = True
         try:
             for watcher in mine:
-                watcher.stepping(self, optimizer)
+                watcher._stepping(self, optimizer)
             result = original(self, optimizer, *args, **kwargs)
             failed = False
         finally:
             for watcher in mine:
-                watcher.stepped(self, failed=failed)
+                watcher._stepped(self, failed=failed)
         return result
 
     return step
@@ -257,8 +258,8 @@ def _watching(optimizer: Any) -> list[Any]:
         inner = unwrapped(optimizer)
     except TypeError:
         inner = optimizer
-    mine = (one for one in _watchers if one.optimizer is optimizer or one.optimizer is inner)
-    return sorted(mine, key=lambda one: one.clips)
+    mine = (one for one in _watchers if one._optimizer is optimizer or one._optimizer is inner)
+    return sorted(mine, key=lambda one: one._clips)
 
 
 _PLACES: Sequence[tuple[Any, str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = (
@@ -270,7 +271,7 @@ _PLACES: Sequence[tuple[Any, str, Callable[[Callable[..., Any]], Callable[..., A
 )
 
 
-class ScaledSteps:
+class ScaledSteps(Watcher):
     """Hears of the steps that a GradScaler makes for one optimizer, until `stop`.
 
     Attributes:
@@ -278,12 +279,11 @@ class ScaledSteps:
 
     """
 
-    watching = False  # it does not ask how many gradients there are
-    clips = True  # guards hear of a step before: on all processes they exchange first what overflows
+    _clips = True  # guards hear of a step before: on all processes they exchange first what overflows
 
     def __init__(self, optimizer: Optimizer, unscale: Callable[[Callable[[], None]], None], skip: Any) -> None:
         """Listen. `unscale` gets what unscales and may raise, `skip` takes part in a step that is skipped here."""
-        self.optimizer = optimizer
+        self._optimizer = optimizer
         self.scaler: Any = None
         self._outer: Any = optimizer
         self._unscale, self._skip = unscale, skip
@@ -313,10 +313,7 @@ class ScaledSteps:
 
     # What it hears of
 
-    def clipped(self, call: ClipCall) -> None:
-        """Hear of a call."""
-
-    def stepping(self, scaler: torch.amp.GradScaler, outer: Any) -> None:
+    def _stepping(self, scaler: torch.amp.GradScaler, outer: Any) -> None:
         """Hear that a GradScaler is about to step the optimizer, or one `outer` around it, or to skip the step."""
         self.scaler, self._outer = scaler, outer
         if getattr(outer, "_step_supports_amp_scaling", False):
@@ -325,7 +322,7 @@ class ScaledSteps:
         if any(found.item() for found in infinities(scaler, outer)):
             self._skip()
 
-    def stepped(self, scaler: torch.amp.GradScaler, *, failed: bool) -> None:
+    def _stepped(self, scaler: torch.amp.GradScaler, *, failed: bool) -> None:
         """Hear that it has done so, or failed."""
         self.scaler = None
 

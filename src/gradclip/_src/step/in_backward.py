@@ -66,7 +66,7 @@ class ClippedInBackward(Attached):
         self._elsewhere: dict[str, int] = {}
         self._missing: dict[str, int | None] = {}  # in which pass a parameter was first not in the module
         self._thresholds: Mapping[str, float] = {}
-        self.pass_seen: int | None = None
+        self._pass_seen: int | None = None
         self._hooks: set[ClippingHook] = set()
         for name, parameter in parameters.items():
             self._attach(name, parameter)
@@ -97,7 +97,7 @@ class ClippedInBackward(Attached):
     def _is_removed(self) -> bool:
         return not self._hooks
 
-    def chooses(self, name: str) -> bool:
+    def _chooses(self, name: str) -> bool:
         """Say whether a parameter of this name counts."""
         return not self._choice.left([name])
 
@@ -109,7 +109,7 @@ class ClippedInBackward(Attached):
         """Return the identities of the parameters that it clips."""
         return {id(parameter) for _, parameter in self._now()}
 
-    def clip(self, name: str, parameter: torch.Tensor) -> None:
+    def _clip(self, name: str, parameter: torch.Tensor) -> None:
         """Clip a gradient that is finished."""
         grad = parameter.grad  # held: PyTorch would make another Python object each time it is asked
         if grad is not None and grad.requires_grad:
@@ -117,8 +117,8 @@ class ClippedInBackward(Attached):
                 f"the gradient of {name} has a graph (create_graph=True), but clipping in the backward pass is not "
                 "differentiable. Call remove(), and gradclip.clip_by_global_norm on the gradients."
             )
-        before, self.pass_seen = self.pass_seen, current_pass()
-        if before != self.pass_seen:
+        before, self._pass_seen = self._pass_seen, current_pass()
+        if before != self._pass_seen:
             self.passes += 1
             self._look(in_pass=True)
         if name in self._missing or name not in self._sizes:  # it has left the module
@@ -159,11 +159,11 @@ class ClippedInBackward(Attached):
             return
         # The hook stays before those that step.
         hook.revive(parameter)
-        hook.clipping.release(hook)
+        hook.clipping._release(hook)
         hook.clipping, hook.name = self, name
         self._hooks.add(hook)
 
-    def release(self, hook: "ClippingHook") -> None:
+    def _release(self, hook: "ClippingHook") -> None:
         """Leave a parameter to another object."""
         self._hooks.discard(hook)
         self._alone.pop(hook.name, None)
@@ -188,8 +188,8 @@ class ClippedInBackward(Attached):
         self._missing = {name: seen for name, seen in self._missing.items() if name not in now}
         left = [name for name in self._sizes if name not in now and name not in self._elsewhere]
         if in_pass:
-            self._missing |= {name: self.pass_seen for name in left if name not in self._missing}
-        return [name for name in left if self._missing.get(name, self.pass_seen) == self.pass_seen]
+            self._missing |= {name: self._pass_seen for name in left if name not in self._missing}
+        return [name for name in left if self._missing.get(name, self._pass_seen) == self._pass_seen]
 
     def _now(self) -> Iterator[tuple[str, torch.Tensor]]:
         alone = ((name, reference()) for name, reference in self._alone.items())
@@ -221,7 +221,7 @@ class ClippingHook:
         self._content: int = parameter._cdata
 
     def __call__(self, parameter: torch.Tensor) -> None:
-        self.clipping.clip(self.name, parameter)
+        self.clipping._clip(self.name, parameter)
 
     def remove(self) -> None:
         """Clip no more."""
@@ -266,7 +266,7 @@ class _ForwardPreHook:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
         if self._deep:
-            self._clipping.pass_seen = None
+            self._clipping._pass_seen = None
         parts = module.modules() if self._deep else (module,)
         if all(_is_clipped(one) for part in parts for one in part._parameters.values()):
             return
@@ -282,7 +282,7 @@ class _ForwardPreHook:
     def _misses(self, name: str, parameter: torch.Tensor) -> bool:
         # During its forward pass, FSDP2 puts gathered parameters in the place of the sharded ones, which stay clipped.
         gathered = name in self._sharded and not any_distributed([parameter])
-        return not (gathered or _is_clipped(parameter)) and self._clipping.chooses(name)
+        return not (gathered or _is_clipped(parameter)) and self._clipping._chooses(name)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Copies of the module, also on disk, are not clipped.

@@ -37,7 +37,7 @@ def attach(optimizer: Configured, max_norm: Threshold | AdaptiveThreshold, monit
         )
     skips = all(hasattr(config, _SKIP) for config in configs)
     clipping = EngineClipping(optimizer, "This Megatron-Core", max_norm, monitor, skips=skips)
-    return clipping.undone_by(_followed(optimizer, configs, clipping))
+    return clipping._undone_by(_followed(optimizer, configs, clipping))
 
 
 def _configs(optimizer: Configured) -> list[Any]:
@@ -57,12 +57,12 @@ def _followed(optimizer: Configured, configs: list[Any], clipping: EngineClippin
     step, own = optimizer.step, vars(optimizer).get("step")
 
     def stepped(*args: object, **kwargs: object) -> Any:
-        threshold = clipping.next_threshold()
-        skips = {} if math.isinf(clipping.skip_above) else {_SKIP: clipping.skip_above * threshold}
+        threshold = clipping._next_threshold()
+        skips = {} if math.isinf(clipping._skip_above) else {_SKIP: clipping._skip_above * threshold}
         with _set(configs, {_CLIP: threshold, **skips}):
             result = step(*args, **kwargs)
         succeeded, norm, *_ = result
-        clipping.stepped(math.inf if norm is None else norm, threshold, skipped=not succeeded)
+        clipping._stepped(math.inf if norm is None else norm, threshold, skipped=not succeeded)
         return result
 
     def undo() -> None:

@@ -143,14 +143,11 @@ def warn_of_own_clipping(optimizer: Optimizer, max_norm: object) -> None:
     )
 
 
-class ClippedBefore:
+class ClippedBefore(heard.Watcher):
     """Listens for calls that clip the gradients of one optimizer by their global norm, until its second step."""
 
-    watching = False  # it does not ask how many gradients there are
-    clips = False
-
     def __init__(self, optimizer: Optimizer) -> None:
-        self.optimizer = optimizer
+        self._optimizer = optimizer
         self._heard: ClipCall | None = None
         self._left = _STEPS
         heard.watch(self)
@@ -186,16 +183,10 @@ class ClippedBefore:
 
     # What it hears of
 
-    def clipped(self, call: ClipCall) -> None:
+    def _clipped(self, call: ClipCall) -> None:
         """Hear of a call. With a huge threshold it only measures. One for some of the gradients may be meant."""
         if _stepping or call.norm is None or call.several or not threshold_of(call) < _ONLY_MEASURES:
             return
         theirs = set(map(id, call.parameters or ()))
-        if all(id(one) in theirs for group in self.optimizer.param_groups for one in group["params"]):
+        if all(id(one) in theirs for group in self._optimizer.param_groups for one in group["params"]):
             self._heard = replace(call, parameters=None)  # its parameters may be freed before the step
-
-    def stepping(self, scaler: torch.amp.GradScaler, outer: Any) -> None:
-        """Hear that a GradScaler is about to step the optimizer."""
-
-    def stepped(self, scaler: torch.amp.GradScaler, *, failed: bool) -> Any:
-        """Hear that it has done so."""
