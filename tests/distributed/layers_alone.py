@@ -3,6 +3,7 @@
 import math
 import os
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -161,6 +162,23 @@ def units_of_other_shapes():
             [p],
             told=True,
         )
+
+
+def one_row_on_each_process():
+    """Parts of one row, or rows of their own? Under a process group, only the axis of the units says so."""
+    words = r"parameters\[0\].*shape \(1, 2\) on each process.* leave process_group and mesh out.* pass unit_axis="
+    for call in CALLS[1:]:
+        p = parameter(numbers(1, 2, seed=dist.get_rank()))
+        for options in ({"process_group": dist.group.WORLD}, {"mesh": mesh()}):
+            refused_by_all(ValueError, words, lambda: call([p], 1.0, **options), [p], told=True)  # noqa: B023
+    row = np.full((1, 2), 1.0 + dist.get_rank())
+    with pytest.raises(ValueError, match=r"has shape \(1, 2\) on each process"):
+        gradclip.clip_grad_unit_norm_({"w": row}, 1.0, process_group=dist.group.WORLD)
+    assert row.tolist() == [[1.0 + dist.get_rank()] * 2]
+    norms = gradclip.clip_grad_unit_norm_({"w": row}, 1.0, unit_axis=0, process_group=dist.group.WORLD)
+    whole = math.sqrt(2.0 * sum(rank**2 for rank in range(1, WORLD + 1)))
+    assert norms["w"].tolist() == pytest.approx([whole])
+    np.testing.assert_allclose(row, np.full((1, 2), (1.0 + dist.get_rank()) / whole))
 
 
 def not_finite_on_one():

@@ -60,6 +60,7 @@ from gradclip._src.distributed.many_norms import ManyNorms
 from gradclip._src.distributed.sent import Attempts, filled, flags
 from gradclip._src.distributed.shardings import Shardings, check_shows_units
 from gradclip._src.passed.parameters import ParameterList
+from gradclip._src.passed.unit_axes import check_shown
 
 
 def filled_up(params: ParameterList, nothing: Callable[[Any], Any]) -> ParameterList:
@@ -202,6 +203,11 @@ class ProcessGroups(Holders):
     def check_units(self) -> None:
         """Raise a ValueError for shards of FSDP1: they are flat, so that rows cannot be told apart."""
         check_shows_units(self._params)
+
+    def check_shown(self, gradients: Sequence[Any], names: Callable[[], Sequence[str]]) -> None:
+        """Raise a ValueError for a gradient whose shape on this process does not show the units of the whole."""
+        if self._named:
+            check_shown(gradients, names, "process_group and mesh", holder="process")
 
     def watched(self, each: EachNorm | None) -> EachNorm | None:
         """Take charge of it if every process can: each knows in time whether another asks."""

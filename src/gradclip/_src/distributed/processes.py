@@ -142,6 +142,10 @@ class Processes(Protocol):
         """Raise a ValueError if gradients are held in a form that does not show their units."""
         return
 
+    def check_shown(self, gradients: Sequence[Any], names: Callable[[], Sequence[str]]) -> None:
+        """Raise a ValueError for a gradient whose shape on this process does not show the units of the whole."""
+        return
+
     def watched(self, each: EachNorm | None) -> EachNorm | None:
         """Take charge of what takes the norm of each gradient, or return it to the caller, who measures the norms."""
         return each

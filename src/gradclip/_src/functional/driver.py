@@ -277,7 +277,7 @@ def _scopes_of(flat: FlatTree, unit_axis: UnitAxis, axis_name: AxisName) -> list
     """Return the scope of each leaf's units. Raises ValueError for a part of a leaf that does not show its units."""
     scopes = scopes_of(flat, unit_axis)
     if axis_name is not None and unit_axis is None:
-        check_shown(flat)
+        check_shown(flat.leaves, partial(names_of, flat), "axis_name")
     return scopes
 
 

@@ -134,7 +134,7 @@ def clip_grad_unit_norm_(
             flat = counted(params.tree, params.choice)
             max_norm = flat.arrange(thresholds_of_leaves(flat, max_norm), 0.0)
         layers = Layerwise.of(params, max_norm, taken.backend, taken.gradients)
-        mine, layout = _laid(taken, layers, unit_axis)
+        mine, layout = _laid(call, taken, layers, unit_axis)
     return _clip(call, mine, layers, layout, Each(layers.thresholds), clipping, monitor)
 
 
@@ -229,7 +229,7 @@ def adaptive_grad_clip_(
         taken = _taken(call, unit_axis, scalars)
         adaptive, given = adaptive_of(taken.backend, *scalars)
         layers = Layerwise.of(call.params, 0.0, taken.backend, taken.gradients)
-        mine, layout = _laid(taken, layers, unit_axis)
+        mine, layout = _laid(call, taken, layers, unit_axis)
         beside = _beside(mine, weights_of(call.params, params), call.lacking)
         if taken.backend.concrete:
             adaptive, given = Adaptive(adaptive.known), []
@@ -250,10 +250,12 @@ def _taken(call: Call, unit_axis: UnitAxis, scalars: Sequence[object]) -> Taken:
     return call.taken(*scalars, shape=shape)
 
 
-def _laid(taken: Taken, layers: Layerwise, unit_axis: UnitAxis) -> tuple[Taken, Rows]:
+def _laid(call: Call, taken: Taken, layers: Layerwise, unit_axis: UnitAxis) -> tuple[Taken, Rows]:
     """Return the gradient of each layer, and the layout of their units."""
     mine = taken.chosen([index for (index,) in layers.groups.groups])
     grads = mine.gradients.grads
+    if unit_axis is None:
+        call.processes.check_shown(mine.gradients.held, mine.gradients.names)
     return mine, Rows(scopes_of_leaves(grads, mine.gradients.names, unit_axis), list(map(shape_of, grads)))
 
 

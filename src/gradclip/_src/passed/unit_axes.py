@@ -1,7 +1,7 @@
 """The units of leaves: the axes that index them, and the parameters beside them."""
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -43,16 +43,20 @@ def scopes_of_leaves(leaves: Sequence[Any], names: Callable[[], Sequence[str]], 
     return [_along(axes, shape, name) for shape, name in zip(shapes, names(), strict=True)]
 
 
-def check_shown(flat: FlatTree) -> None:
+def check_shown(
+    leaves: Iterable[Any], names: Callable[[], Sequence[str]], whole: str, *, holder: str = "device"
+) -> None:
     """Raise a ValueError for a part of a leaf that has several axes, and at most one longer than 1.
 
-    A whole leaf of its shape is one unit, but the leaf that it is a part of may have several.
+    A whole leaf of its shape is one unit, but the leaf that it is a part of may have several. `whole` is the argument
+    to leave out if it is whole.
     """
-    for index, shape in enumerate(map(shape_of, flat.leaves)):
+    for index, shape in enumerate(map(shape_of, leaves)):
         if len(shape) > 1 and sum(length != 1 for length in shape) < 2:
             raise ValueError(
-                f"{names_of(flat)[index]} has shape {shape} on each device, which does not show the units of the whole "
-                "leaf. Pass unit_axis=, such as -1 for the last axis."
+                f"{names()[index]} has shape {shape} on each {holder}, which does not show the units of the whole "
+                f"leaf. If each {holder} holds whole units, leave {whole} out. If it holds a part of every unit, pass "
+                "unit_axis=, such as -1 for the last axis."
             )
 
 
