@@ -1,5 +1,8 @@
 """Every handle ends at the end of `with`, and says what it does."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 
@@ -55,6 +58,29 @@ def test_with_removes_it(make, said):
     with pytest.raises(ZeroDivisionError), make() as handle:
         1 / 0
     assert repr(handle).endswith(", removed)")
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+@EACH
+def test_a_handle_is_not_copied(make, said, copied):
+    """A copy would look alive and clip nothing."""
+    with (
+        make() as handle,
+        pytest.raises(TypeError, match=r"cannot be copied or saved: .* Attach a new one to the copy"),
+    ):
+        copied(handle)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_an_optimizer_with_a_handle_and_a_guard_is_copied_without_them(fused):
+    optimizer = sgd(fused=fused)
+    with gradclip.clip_at_step(optimizer, 1.0) as clipping, gradclip.guard(optimizer, clipping) as guard:
+        for other in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+            (weight,) = other.param_groups[0]["params"]
+            weight.grad = torch.tensor([3.0, 4.0])
+            other.step()
+            assert weight.tolist() == [-3.0, -4.0]
+        assert (clipping.steps, guard.steps) == (0, 0)
 
 
 @pytest.mark.parametrize("fused", [False, True])

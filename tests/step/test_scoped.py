@@ -275,3 +275,17 @@ def test_units_along_another_axis(scope):
     clip_at_step(optimizer, 1.0, scope=scope, unit_axis=1)
     optimizer.step()
     assert all(map(torch.equal, weights(model), expected))
+
+
+@pytest.mark.parametrize("scope", ["value", "agc"])
+def test_a_threshold_of_a_group_added_later_is_refused_at_the_step(scope):
+    model, optimizer = made()
+    clip_at_step(optimizer, 1.0, scope=scope)
+    added = torch.nn.Parameter(torch.ones(2, 2))
+    added.grad = torch.ones(2, 2)
+    optimizer.add_param_group({"params": {"added": added}.items(), "max_norm": 0.5})
+    give(model)
+    before = weights(model)
+    with pytest.raises(ValueError, match=f"does not read with scope='{scope}'. Leave it out, or make an optimizer for"):
+        optimizer.step()
+    assert all(map(torch.equal, weights(model), before))

@@ -5,6 +5,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args, runt
 
 from gradclip._src.annotations import Integers, Meshes, Ord, ProcessGroups, StepPolicy, Threshold, UnitAxis, Where
 from gradclip._src.core.nonfinite import Nonfinite
+from gradclip._src.core.norms import Order
 from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip._src.words import shown
 
@@ -67,11 +68,9 @@ class Asked(NamedTuple):
         if self.scope == "global":
             return
         check_one_number(self.scope, max_norm)
-        if any("max_norm" in group for group in groups):
-            raise ValueError(
-                f"a parameter group has 'max_norm', a threshold of its own, which scope={self.scope!r} does not read. "
-                "Leave it out, or make an optimizer for each threshold."
-            )
+        check_no_thresholds(self.scope, groups)
+        if self.scope == "value" and Order.parse(self.ord).p != 2:
+            raise ValueError(f"scope='value' measures no norm, so ord={self.ord!r} has no effect. Leave ord out.")
         if self.scope == "value" and monitor is not None:
             raise ValueError(
                 "a monitor records norms, and scope='value' measures none. Leave monitor out, or record "
@@ -92,6 +91,15 @@ class Asked(NamedTuple):
             raise ValueError(
                 "scope='value' clips each element, which needs no other process. Leave process_group and mesh out."
             )
+
+
+def check_no_thresholds(scope: Scope, groups: Sequence[Mapping[str, Any]]) -> None:
+    """Raise a ValueError if a parameter group has a threshold of its own."""
+    if any("max_norm" in group for group in groups):
+        raise ValueError(
+            f"a parameter group has 'max_norm', a threshold of its own, which clip_at_step does not read with "
+            f"scope={scope!r}. Leave it out, or make an optimizer for each threshold."
+        )
 
 
 def check_one_number(scope: Scope, max_norm: object) -> None:

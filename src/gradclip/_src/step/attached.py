@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Self
+from typing import NoReturn, Self
 
 _LONGEST = 80
 
@@ -38,6 +38,12 @@ class Attached(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.remove()
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(
+            f"a {self._called} cannot be copied or saved: the copy would be attached to nothing. Attach a new "
+            "one to the copy. To save what it follows, save the state_dict() of the optimizer or the AdaptiveThreshold."
+        )
 
     def __repr__(self) -> str:
         parts = [*self._says(), "removed" if self._is_removed else ""]

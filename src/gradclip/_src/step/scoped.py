@@ -15,7 +15,7 @@ from gradclip._src.inplace.norm import clip_grad_norm_, clip_grad_value_, grad_n
 from gradclip._src.inplace.units import adaptive_grad_clip_, clip_grad_unit_norm_
 from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.passed.leaves import EVERY
-from gradclip._src.step.asked import check_one_number
+from gradclip._src.step.asked import check_no_thresholds, check_one_number
 from gradclip._src.step.at_step import ClippingBeforeStep, all_of, listed_if_plain
 from gradclip._src.step.handle import combined
 from gradclip._src.thresholds.holder import AdaptiveThreshold
@@ -45,6 +45,8 @@ class ScopedClipping(ClippingBeforeStep):
     def _clip_parts(self, optimizer: Optimizer, groups: list[dict[str, Any]], threshold: float) -> torch.Tensor | None:
         """Clip each part by its own norm; return the norm of all, as far as it is known."""
         request = self._request
+        if request.scope in ("value", "agc"):
+            check_no_thresholds(request.scope, groups)
         policy = request.nonfinite
         if policy.raises and "found_inf" in vars(optimizer):  # what is not finite skips the step
             policy = PROPAGATE
