@@ -267,6 +267,10 @@ def test_names_that_advice_gives_are_there(name):
         (lambda: gradclip.clip_grad_value_([], clipvalue=1.0), "'clipvalue'. Pass clip_value= instead."),
         (lambda: gradclip.clip_by_global_norm(TREE, global_clipnorm=1.0), "'global_clipnorm'. Pass max_norm= instead."),
         (lambda: gradclip.clip_by_unit_norm(TREE, 1.0, axis=0), "'axis'. Pass unit_axis= instead."),
+        (
+            lambda: gradclip.clip_grad_norm_([], 1.0, unit_axis=0),
+            "'unit_axis'. Use gradclip.clip_grad_unit_norm_ in place, or gradclip.clip_by_unit_norm for a tree.",
+        ),
         (lambda: gradclip.adaptive_grad_clip(TREE, TREE, clip_factor=1), "'clip_factor'. Pass clipping= instead."),
         (lambda: gradclip.clip_by_layer_norm(grads=TREE, max_norm=1), "'grads'. Pass tree= instead."),
         (lambda: gradclip.clipped_grad(max, l2_clip_norm=1.0), "'l2_clip_norm'. Pass max_norm= instead."),

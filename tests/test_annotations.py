@@ -91,6 +91,18 @@ def test_types_evaluate_and_import_no_framework():
     assert all(getattr(gradclip.typing, name) is not None for name in gradclip.typing.__all__)
 
 
+@pytest.mark.parametrize("name", ["ClippedInBackward", "EngineClipping", "StepClipping", "StepGuard"])
+def test_annotations_of_handles_evaluate(name):
+    assert unreadable(getattr(gradclip.typing, name)) == []
+    get_type_hints(getattr(gradclip.typing, name).__init__)
+
+
+@pytest.mark.parametrize("name", gradclip.typing.__all__)
+def test_the_error_for_a_type_says_where_it_is(name):
+    with pytest.raises(AttributeError, match=rf"'gradclip' has no attribute '{name}'. Import it from gradclip.typing"):
+        getattr(gradclip, name)
+
+
 def test_a_misspelt_type_is_an_error():
     with pytest.raises(AttributeError, match=r"module 'gradclip\.typing' has no attribute 'Polcy'"):
         gradclip.typing.Polcy

@@ -259,6 +259,11 @@ def test_what_gradclip_clipped_passes():
         (lambda: check_update(np.ones(1), "1"), TypeError, "max_norm must be a real number"),
         (lambda: check_update(np.ones(1), None), TypeError, "max_norm must be a real number"),
         (lambda: check_update(np.ones(1), 1, ord=1.5), ValueError, "an integer from 1 to 8, inf or -inf"),
+        (
+            lambda: check_update(np.ones(1), 1, ord=9),
+            ValueError,
+            "ord must be an integer from 1 to 8, inf or -inf: .* 9",
+        ),
         (lambda: check_update(np.ones(1), 1, ord="fro"), ValueError, "ord must be"),
         (lambda: check_update(["x"], "1"), TypeError, "max_norm must be a real number"),
         (lambda: jax.jit(lambda x: check_update(x, 1.0).ok)(jnp.ones(2)), ValueError, "a traced call does not have"),

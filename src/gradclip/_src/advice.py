@@ -144,6 +144,7 @@ _WITHOUT: dict[str, tuple[tuple[str, ...], str]] = {
     "nonfinite": (("clip_by_value", "clip_grad_value_"), "NaN stays NaN, and infinities are clamped"),
     "integers": (("clip_in_backward",), "Leave it out: a backward pass makes no gradients of integers"),
     "skip_above": (_IN_PLACE, "Pass max_norm=gradclip.AdaptiveThreshold(skip_above=...) to gradclip.clip_grad_norm_"),
+    "unit_axis": ((*_TREES, *_IN_PLACE, "clip_by_value", "clip_grad_value_"), _BY_UNIT),
     "mask": (_TREES[:-1], "To choose leaves, pass where=. To leave examples out, call gradclip.per_example_clip"),
 }
 
@@ -155,6 +156,8 @@ def advice_on_name(name: str, module: str = "gradclip") -> str:
         advice = f"It has {', '.join(_INTEGRATIONS)}. {_AS_THEY_ARE}"
     if not advice and module != "gradclip" and name in sys.modules["gradclip"].__all__:
         advice = f"Use gradclip.{name}"
+    if not advice and name in sys.modules["gradclip"].typing.__all__:
+        advice = "Import it from gradclip.typing"
     return f"{advice}." if advice else ""
 
 

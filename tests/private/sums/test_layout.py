@@ -34,9 +34,15 @@ def test_elements_are_a_number_or_arrays(elements):
         SumLayout(elements=elements)
 
 
-@pytest.mark.parametrize("elements", [{}, [], np.ones(0), np.array(2.5), np.float32(3), True])
+@pytest.mark.parametrize("elements", [np.array(2.5), np.float32(3), True])
 def test_elements_are_one_or_more(elements):
     with pytest.raises(ValueError, match="elements must be a whole number, 1 or more"):
+        SumLayout(elements=elements)
+
+
+@pytest.mark.parametrize("elements", [{}, [], np.ones(0), {"w": np.ones((0, 3)), "b": None}])
+def test_a_tree_without_elements_is_refused(elements):
+    with pytest.raises(ValueError, match=r"elements is a tree without elements\. Pass all parameters, or their number"):
         SumLayout(elements=elements)
 
 

@@ -145,8 +145,8 @@ def checked_order(ord: object) -> Order:
     if order.extreme or (order.p.is_integer() and order.p <= accumulators.LARGEST_ORDER):
         return order
     raise ValueError(
-        f"norms of order {order.p:g} are not compared exactly piece by piece. Pass ord as an integer from 1 to "
-        f"{accumulators.LARGEST_ORDER:g}, inf or -inf."
+        f"ord must be an integer from 1 to {accumulators.LARGEST_ORDER:g}, inf or -inf: updates are compared with "
+        f"max_norm in exact arithmetic, which knows no other norms. Got {order.p:g}."
     )
 
 

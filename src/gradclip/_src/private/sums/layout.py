@@ -80,4 +80,6 @@ def _counted(elements: object) -> int:
         raise TypeError(
             f"elements must be a number of elements or a tree of arrays, such as the parameters, got {typed(elements)}."
         )
-    return as_count("elements", real_numbers(leaves, TREE))
+    if not (count := real_numbers(leaves, TREE)):
+        raise ValueError("elements is a tree without elements. Pass all parameters, or their number of elements.")
+    return as_count("elements", count)
