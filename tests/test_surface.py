@@ -3,6 +3,7 @@
 import ast
 import copy
 import importlib
+import inspect
 import json
 import pickle
 import pickletools
@@ -19,6 +20,7 @@ import torch
 
 import gradclip
 import gradclip.typing
+from engines_alike import Engine
 from gradclip import integrations
 
 ROOT = Path(__file__).parents[1]
@@ -153,6 +155,52 @@ def paths_in(pickled):
 def told(found):
     """Return all that an object says of itself."""
     return f"{found!r}\n{found}"
+
+
+def optimizer():
+    return torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], lr=1.0)
+
+
+HANDLES = {
+    "StepClipping": lambda: gradclip.clip_at_step(optimizer(), 1.0),
+    "StepClipping of units": lambda: gradclip.clip_at_step(optimizer(), 1.0, scope="unit"),
+    "EngineClipping": lambda: gradclip.clip_at_step(Engine(), 1.0),
+    "ClippedInBackward": lambda: integrations.torch.clip_in_backward(torch.nn.Linear(3, 2), 1.0),
+    "StepGuard": lambda: gradclip.guard(optimizer(), 1.0),
+}
+STATES = {"load_state_dict", "numbers", "remove", "state_dict"}
+# Properties and methods that the reference shows, beside what stands under "Args" and "Attributes".
+MEMBERS = {
+    "AdaptiveThreshold": {
+        *("history", "load_state_dict", "next_max_norm", "num_clipped", "num_skipped", "observe", "state_dict", "steps")
+    },
+    "ClippedFunction": {"max_norm", "plan", "sensitivity"},
+    "PoissonBatches": {"drawn", "overflow", "secure"},
+    "PrivateRun": {"add_noise", "epsilon", "exact", "load_state_dict", "releases", "state_dict"},
+    "Sensitivity": {"noise_std", "total"},
+    "StepClipping": STATES | {"scope"},
+    "StepClipping of units": STATES | {"scope"},
+    "EngineClipping": STATES,
+    "ClippedInBackward": {"remove", "thresholds"},
+    "StepGuard": {"remove"},
+}
+
+
+def documented(text):
+    """Return the names under "Args" and "Attributes" of a docstring."""
+    sections = re.findall(r"^(?:Args|Attributes):\n((?: +.*\n?|\n(?= ))+)", inspect.cleandoc(text or ""), re.M)
+    return {name for one in sections for name in re.findall(r"^    (\w+):", one, re.M)}
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_an_object_shows_what_is_documented_alone(name):
+    found = (MADE | HANDLES)[name]()
+    texts = [kind.__doc__ for kind in type(found).__mro__]
+    if name == "ClippedFunction":
+        texts = [gradclip.clipped_grad.__doc__]
+    shown = {one for one in dir(found) if one[0] != "_"}
+    assert shown - MEMBERS[name] - set.union(*map(documented, texts)) == set()
+    assert shown >= MEMBERS[name]
 
 
 def test_every_public_class_is_among_those_made():

@@ -190,7 +190,7 @@ def test_one_row_on_each_device_does_not_show_that_columns_are_units(call, axis)
     values = np.arange(1.0, 25.0).reshape(8, 3)
     clip = jax.jit(over_x(lambda x: call(x, 1.0, unit_axis=axis, axis_name="x")[0], out_specs=P("x")))
     if axis is None:
-        with pytest.raises(ValueError, match=r"the gradient has shape \(1, 3\) on each device, .* Pass unit_axis="):
+        with pytest.raises(ValueError, match=r"the gradient has shape \(1, 3\) on each device, .* pass unit_axis="):
             clip(values)
     else:
         np.testing.assert_allclose(clip(values), call(values, 1.0)[0], rtol=1e-12)

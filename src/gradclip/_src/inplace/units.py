@@ -91,7 +91,8 @@ def clip_grad_unit_norm_(
             own layout.
         nonfinite: what to do if a unit contains NaN or infinity, as in `gradclip.clip_by_unit_norm`.
         process_group: the processes that each hold a part of every unit, as in `gradclip.clip_grad_layer_norm_`. Leave
-            it out for distributed tensors, and where each process holds whole units.
+            it out for distributed tensors, and where each process holds whole units. Parts of shape (1, n) need
+            `unit_axis`.
         mesh: the same, given as a mesh.
         monitor: as in `gradclip.clip_grad_layer_norm_`, with the norms of this process's units: a step counts as
             clipped if a unit was.
