@@ -6,8 +6,8 @@ import jax
 import jax_privacy.clipping
 import numpy as np
 import optax
-from private_networks import OURS, PLAIN, taken
-from private_ours import clipped
+from private_networks import NOISED, OURS, PLAIN, taken
+from private_ours import clipped, with_noise
 
 
 class Program:
@@ -26,12 +26,24 @@ class Program:
     needs = memory
 
 
+class Noised:
+    """A program that returns a sum, and then noise, which has memory of its own."""
+
+    def __init__(self, program, size):
+        self.needs, self.memory = program.needs, program.memory
+        self.noised = with_noise(program, size)
+
+    def __call__(self):
+        return jax.block_until_ready(self.noised())
+
+
 def contenders(network, batch):
     """Return functions that make contenders, by name. They raise an error where a contender does not support it."""
     params, loss = network()
     mask = taken(len(batch[0]))
     arguments = jax.device_put((params, *(x if x.dtype == np.float32 else x.astype(np.int32) for x in batch), mask))
-    return {name: lambda make=make: Program(make(), arguments) for name, make in functions(loss, len(mask)).items()}
+    made = {name: lambda make=make: Program(make(), arguments) for name, make in functions(loss, len(mask)).items()}
+    return {**made, NOISED: lambda: Noised(made[next(iter(OURS))](), len(mask))}
 
 
 def functions(loss, size):

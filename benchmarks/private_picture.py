@@ -8,12 +8,13 @@ import matplotlib
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
-from private_networks import CONTENDERS, PLAIN, WORKLOADS
+from private_networks import CONTENDERS, NOISED, PLAIN, WORKLOADS
 from report import PRIVATE_STEPS, PRIVATE_STEPS_PICTURE
 
 # These colours suit every kind of colour vision. Markers also differ.
 DRAWN = {
     "gradclip, auto": ("o", "#0072B2"),
+    NOISED: ("D", "#009E73"),
     "gradclip, materialize": ("s", "#56B4E9"),
     "jax.vmap and optax": ("^", "#D55E00"),
     "jax_privacy": ("v", "#E69F00"),

@@ -1,4 +1,4 @@
-"""Measure private steps: time and memory of the clipped sum of per-example gradients, without noise.
+"""Measure private steps: time and memory of the clipped sum of per-example gradients, and of gradclip's with its noise.
 
 Each step stands beside the step that is not private, of the same network and batch, and beside other libraries' steps.
 A network is measured in a process of its own, on one core and then on two; contenders take turns. Those of a large

@@ -9,9 +9,9 @@ from opacus.grad_sample import GradSampleModuleFastGradientClipping
 from opacus.layers.dp_rnn import RNNLinear
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
-from private_networks import OURS, PLAIN, taken
+from private_networks import NOISED, OURS, PLAIN, taken
 from private_networks_torch import Recurrent
-from private_ours import clipped
+from private_ours import clipped, with_noise
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 from torch.profiler import ProfilerActivity, profile
@@ -51,6 +51,7 @@ def contenders(network, batch):
     made = {
         PLAIN: lambda: plain(seeded(network), features, labels),
         **{name: partial(ours, network, features, labels, mask, method) for name, method in OURS.items()},
+        NOISED: lambda: with_noise(ours(network, features, labels, mask, "auto"), len(features)),
         "Opacus hooks": lambda: with_hooks(for_opacus(network), *examples),
         "Opacus ghost": lambda: with_ghost(for_opacus(network), *examples),
     }

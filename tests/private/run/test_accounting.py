@@ -220,3 +220,20 @@ def test_a_missing_library_is_named(monkeypatch):
     accounting._accountant.cache_clear()
     with pytest.raises(ModuleNotFoundError, match=r"needs dp-accounting, .* pip install '\.\[private\]'"):
         epsilon(0.1, 10, 1.0, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rate", "steps", "epsilon", "delta"), [(0.01, 1000, 3.0, 1e-5), (0.1, 200, 8.0, 1e-6), (0.02, 10, 0.5, 1e-5)]
+)
+def test_fine_cells_are_asked_about_the_answer_and_its_neighbour_alone(rate, steps, epsilon, delta):
+    asked, run = [], accounting._checked(rate, steps, delta, 0.0)
+
+    def epsilon_of(multiplier, width):
+        asked.append((multiplier, width))
+        return run(multiplier, width)
+
+    found = accounting.smallest_multiplier(epsilon_of, epsilon)
+    below, answer = sorted({multiplier for multiplier, width in asked if width == accounting.FINEST})
+    assert answer == found
+    assert 0 < found - below < 1.001e-3 * found
+    assert run(found) <= epsilon < run(below)

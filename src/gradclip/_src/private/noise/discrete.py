@@ -62,7 +62,7 @@ _MARGIN = 2.0**-30
 _FARTHEST = 100.0
 _HALF_SQUARE = 0.240227  # above log(2)**2 / 2
 _LARGEST_V = 40
-_ATTEMPTS = 1 << 14  # attempts: their words stay in the processor's cache
+_ATTEMPTS = 7 << 10  # below 128 KiB of words: allocators map larger arrays anew, page by page
 _BLOCK = 1 << 11  # attempts that NumPy decides at once
 
 

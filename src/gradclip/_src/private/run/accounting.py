@@ -174,17 +174,16 @@ def smallest_multiplier(epsilon_of: Callable[[float, float], float], target: flo
     find the place, the finest decide.
     """
     target = _positive("epsilon", target)
-    unit, count = _place(epsilon_of, target)
-    for wider in (100, 10, 1):
-        count = _first(partial(_keeps, epsilon_of, target, unit, wider * FINEST), count)
-        while count < 10 ** (_DIGITS - 1):  # wide cells found a number far above
-            unit, count = unit / 10, 10 * count
-            count = _first(partial(_keeps, epsilon_of, target, unit, wider * FINEST), count)
-    return float(count * unit)
+    near = _near(epsilon_of, target, _above(epsilon_of, target))
+    half = 2.0 ** (math.ceil(math.log2(near)) - 1)
+    unit = Fraction(10) ** (math.floor(math.log10(half)) - _DIGITS + 1)
+    count = math.ceil(Fraction(near) / unit)
+    better = _moved(epsilon_of, target, float(count * unit))
+    return float(_first(partial(_keeps, epsilon_of, target, unit), math.ceil(Fraction(better) / unit)) * unit)
 
 
-def _place(epsilon_of: Callable[[float, float], float], target: float) -> tuple[Fraction, int]:
-    """Return a unit of 4 digits, and so many of it that they keep a target, if half as many do not."""
+def _above(epsilon_of: Callable[[float, float], float], target: float) -> float:
+    """Return a power of two that keeps a target, by wide cells, if its half does not."""
     high, width = 1.0, 100 * FINEST
     while epsilon_of(high, width) > target:
         high *= 2
@@ -203,14 +202,45 @@ def _place(epsilon_of: Callable[[float, float], float], target: float) -> tuple[
                 f"even noise of 2**-10 times the sensitivity keeps epsilon={target:g} at this delta: it is not below "
                 "the probability that one unit is drawn at all. Pass a smaller delta."
             )
-    unit = Fraction(10) ** (math.floor(math.log10(high / 2)) - _DIGITS + 1)
-    return unit, math.ceil(Fraction(high) / unit)
+    return high
 
 
-def _keeps(
-    epsilon_of: Callable[[float, float], float], target: float, unit: Fraction, width: float, count: int
-) -> bool:
-    return count > 0 and epsilon_of(float(count * unit), width) <= target
+def _near(epsilon_of: Callable[[float, float], float], target: float, above: float) -> float:
+    """Return where the finest cells would reach a target, as wider cells suggest.
+
+    What cells add to epsilon grows with the square of their width.
+    """
+    near = _crossing(lambda multiplier: epsilon_of(multiplier, 100 * FINEST), target, 0.75 * above)
+    near = _crossing(lambda multiplier: epsilon_of(multiplier, 10 * FINEST), target, near)
+    added = (epsilon_of(near, 10 * FINEST) - epsilon_of(near, 5 * FINEST)) * (10**2 - 1) / (10**2 - 5**2)
+    return _crossing(lambda multiplier: epsilon_of(multiplier, 10 * FINEST), target + added, near)
+
+
+def _moved(epsilon_of: Callable[[float, float], float], target: float, near: float) -> float:
+    """Return where the finest cells would reach a target, by their epsilon nearby and the slope of wider ones."""
+    found, *ends = (epsilon_of(near, FINEST), *(epsilon_of(x, 10 * FINEST) for x in (near, 1.01 * near)))
+    if not 0 < ends[1] < ends[0] < math.inf or not 0 < found < math.inf:
+        return near
+    return near * (target / found) ** (math.log(1.01) / math.log(ends[1] / ends[0]))
+
+
+def _crossing(falling: Callable[[float], float], target: float, start: float) -> float:
+    """Return about where a function crosses a target: by secants of its logarithm, or the start if that leads nowhere."""
+    points = [(math.log(x), falling(x)) for x in (start, 1.01 * start)]
+    for _ in range(8):
+        (x, fx), (y, fy) = points[-2:]
+        if not (0 < fx < math.inf and 0 < fy < math.inf and fx != fy):
+            return start
+        step = (math.log(target) - math.log(fy)) * (y - x) / (math.log(fy) - math.log(fx))
+        step = max(-1.0, min(1.0, step))
+        if abs(step) < 1e-5:
+            return math.exp(y + step)
+        points.append((y + step, falling(math.exp(y + step))))
+    return math.exp(points[-1][0])
+
+
+def _keeps(epsilon_of: Callable[[float, float], float], target: float, unit: Fraction, count: int) -> bool:
+    return count > 0 and epsilon_of(float(count * unit), FINEST) <= target
 
 
 def _first(holds: Callable[[int], bool], start: int) -> int:
