@@ -225,7 +225,7 @@ def _moved(epsilon_of: Callable[[float, float], float], target: float, near: flo
 
 
 def _crossing(falling: Callable[[float], float], target: float, start: float) -> float:
-    """Return about where a function crosses a target: by secants of its logarithm, or the start if that leads nowhere."""
+    """Return about where a function crosses a target, by secants of its logarithm. If they lead nowhere: the start."""
     points = [(math.log(x), falling(x)) for x in (start, 1.01 * start)]
     for _ in range(8):
         (x, fx), (y, fy) = points[-2:]
