@@ -136,6 +136,16 @@ def test_delta_may_be_larger_than_the_chance_to_be_drawn():
     assert epsilon(1e-6, 1, 2.0**-10, 1e-5) == pytest.approx(0.0, abs=1e-50)
 
 
+@pytest.mark.parametrize("multiplier", [1e150, 1e160, 1e200, 1.7e308])
+def test_noise_beyond_all_measure_hides_everything(multiplier):
+    assert 0.0 <= epsilon(0.01, 100, multiplier, 1e-5) < 1e-50
+
+
+@pytest.mark.parametrize("multiplier", [5e-324, 1e-200])
+def test_noise_below_all_measure_hides_nothing(multiplier):
+    assert epsilon(0.01, 100, multiplier, 1e-5) == math.inf
+
+
 def test_hardly_any_noise_hides_nothing():
     assert epsilon(1.0, 10**12, 1.0, 1e-5) == math.inf
     assert epsilon(0.5, 3, 1e-5, 1e-5) == math.inf

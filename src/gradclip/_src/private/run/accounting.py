@@ -299,7 +299,8 @@ def _accountant(parts: tuple[tuple[float, int, float], ...], width: float) -> An
         from dp_accounting.pld import PLDAccountant
     accountant = PLDAccountant(value_discretization_interval=width)
     for rate, steps, multiplier in parts:
-        accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(multiplier)), steps)
+        # The square of more is beyond float64, and more noise costs less.
+        accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(min(multiplier, 1e150))), steps)
     return accountant
 
 
@@ -314,7 +315,7 @@ def _widening(parts: tuple[Releases, ...]) -> float:
         share = math.sqrt(math.expm1(min(multiplier**-2, 100.0))) * rate
         squares += min(share, 1 / multiplier) ** 2 * steps
     least, whole = min(part.multiplier for part in parts), math.sqrt(squares)
-    largest = max(0.5 / least**2 + 10 / least, whole**2 / 2 + 8 * whole)
+    largest = max(0.5 * (1 / least) ** 2 + 10 / least, whole**2 / 2 + 8 * whole)
     return max(0.1, min(1.0, largest / 2), largest / 20)
 
 
