@@ -67,45 +67,13 @@ def _ordinary(rng: np.random.Generator, room: Room) -> Vector:
     return room.direction(rng) * room.threshold * 10.0 ** rng.uniform(-1, 1)
 
 
-def _at_threshold(rng: np.random.Generator, room: Room) -> Vector:
-    return room.direction(rng) * room.threshold * (1 + rng.integers(-1, 3) * room.roundoff)
-
-
-def _far_above(rng: np.random.Generator, room: Room) -> Vector:
-    return room.direction(rng) * room.threshold * 1e4
-
-
-def _one_element(rng: np.random.Generator, room: Room) -> Vector:
-    return _with_one(rng, np.zeros(room.step.size), 10 * room.threshold)
-
-
-def _with_nan(rng: np.random.Generator, room: Room) -> Vector:
-    return _with_one(rng, _ordinary(rng, room), math.nan)
-
-
-def _with_infinity(rng: np.random.Generator, room: Room) -> Vector:
-    return _with_one(rng, _ordinary(rng, room), rng.choice([-math.inf, math.inf]))
-
-
-def _all_magnitudes(rng: np.random.Generator, room: Room) -> Vector:
-    return room.signs(rng) * 2.0 ** rng.uniform(np.log2(room.step), np.log2(room.largest))
-
-
-def _largest(rng: np.random.Generator, room: Room) -> Vector:
-    return room.signs(rng) * room.largest * rng.uniform(0.5, 1, room.step.size)
-
-
-def _squares_overflow(rng: np.random.Generator, room: Room) -> Vector:
-    return room.signs(rng) * np.sqrt(room.largest) * rng.uniform(1, 4, room.step.size)
-
-
 def _squares_underflow(rng: np.random.Generator, room: Room) -> Vector:
     """Return numbers with squares below half the smallest number of the dtype."""
     return room.signs(rng) * np.sqrt(room.step) * rng.uniform(0.25, 0.7, room.step.size)
 
 
-def _subnormal(rng: np.random.Generator, room: Room) -> Vector:
-    return room.signs(rng) * room.step * rng.integers(1, 100, room.step.size)
+def _at_threshold(rng: np.random.Generator, room: Room) -> Vector:
+    return room.direction(rng) * room.threshold * (1 + rng.integers(-1, 3) * room.roundoff)
 
 
 def _with_one(rng: np.random.Generator, values: Vector, element: float) -> Vector:
@@ -116,18 +84,20 @@ def _with_one(rng: np.random.Generator, values: Vector, element: float) -> Vecto
 
 KINDS: dict[str, Callable[[np.random.Generator, Room], Vector]] = {
     "ordinary numbers": _ordinary,
-    "norm at the threshold": _at_threshold,
-    "far above the threshold": _far_above,
-    "one large element": _one_element,
+    "norm at the threshold": lambda rng, room: (
+        room.direction(rng) * room.threshold * (1 + rng.integers(-1, 3) * room.roundoff)
+    ),
+    "far above the threshold": lambda rng, room: room.direction(rng) * room.threshold * 1e4,
+    "one large element": lambda rng, room: _with_one(rng, np.zeros(room.step.size), 10 * room.threshold),
     "zeros": lambda rng, room: np.zeros(room.step.size),
-    "one NaN": _with_nan,
+    "one NaN": lambda rng, room: _with_one(rng, _ordinary(rng, room), math.nan),
     "nothing but NaN": lambda rng, room: np.full(room.step.size, math.nan),
-    "one infinity": _with_infinity,
-    "largest numbers": _largest,
-    "squares overflow": _squares_overflow,
+    "one infinity": lambda rng, room: _with_one(rng, _ordinary(rng, room), rng.choice([-math.inf, math.inf])),
+    "largest numbers": lambda rng, room: room.signs(rng) * room.largest * rng.uniform(0.5, 1, room.step.size),
+    "squares overflow": lambda rng, room: room.signs(rng) * np.sqrt(room.largest) * rng.uniform(1, 4, room.step.size),
     "squares underflow": _squares_underflow,
-    "subnormal numbers": _subnormal,
-    "all magnitudes": _all_magnitudes,
+    "subnormal numbers": lambda rng, room: room.signs(rng) * room.step * rng.integers(1, 100, room.step.size),
+    "all magnitudes": lambda rng, room: room.signs(rng) * 2.0 ** rng.uniform(np.log2(room.step), np.log2(room.largest)),
 }
 
 

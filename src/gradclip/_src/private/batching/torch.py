@@ -255,7 +255,7 @@ class TorchGradient:
     def _by_autograd(self, args: Args) -> tuple[list[FlatTree], Sequence[torch.Tensor | None], Any]:
         # Autograd records nothing in inference mode, not even if gradients are enabled.
         with torch.inference_mode(False), torch.enable_grad(), _same_parameters() as backward_begins:
-            given = [mapped(_recordable, arg) for arg in args]
+            given = [mapped(recordable, arg) for arg in args]
             flats = [flatten(given[i]) for i in self.positions]
             # New leaves that share the parameters' memory, so that the graph of one example ends here.
             leaves = [[x.detach().requires_grad_() for x in flat.leaves] for flat in flats]
@@ -267,7 +267,7 @@ class TorchGradient:
         return flats, grads, mapped(_detached, (value, aux))
 
 
-def _recordable(x: Any) -> Any:
+def recordable(x: Any) -> Any:
     """Return a leaf of an argument; a tensor made in inference mode is copied, because autograd refuses it."""
     return x.clone() if isinstance(x, torch.Tensor) and x.is_inference() else x
 
@@ -301,11 +301,8 @@ def _same_parameters() -> Iterator[Callable[[Any], None]]:
             return
         # Compare addresses: `detach` makes new tensors that share memory, and those count as the same parameters.
         memory = [x.data_ptr() for x in module._parameters.values() if type(x) in (torch.Tensor, torch.nn.Parameter)]
-        if backward is not None and used.get(module, memory) != memory:
-            raise RuntimeError(
-                f"checkpointing computes {type(module).__name__} again with the module's own parameters, which are not "
-                "the parameters passed. Pass dict(model.named_parameters()), or load yours into the model first."
-            )
+        if backward is not None:
+            check_memory(module, used.get(module, memory), memory)
         used[module] = memory
 
     def begin(value: Any) -> None:
@@ -321,6 +318,15 @@ def _same_parameters() -> Iterator[Callable[[Any], None]]:
         yield begin
     finally:
         handle.remove()
+
+
+def check_memory(module: torch.nn.Module, used: object, memory: object) -> None:
+    """Raise a RuntimeError if a module is run again with parameters in other memory than before."""
+    if used != memory:
+        raise RuntimeError(
+            f"checkpointing computes {type(module).__name__} again with the module's own parameters, which are not "
+            "the parameters passed. Pass dict(model.named_parameters()), or load yours into the model first."
+        )
 
 
 def _backward_pass() -> int:
@@ -373,9 +379,9 @@ def explained(error: Exception, fun: Function, args: Args, axes: Axes) -> Except
         )
     return RuntimeError(
         f"{failed} For one example it works: pass "
-        'method="loop" to process one example at a time. .item(), branches on values, in-place writes to buffers, and '
-        'sparse gradients need it. Recurrent layers and checkpointing also work with method="auto" or "ghost", unless '
-        "a setting needs gradients."
+        'method="loop" to process one example at a time. .item(), branches on values, in-place writes to buffers, '
+        "sparse gradients and backward hooks of modules need it. Recurrent layers and checkpointing also work with "
+        'method="auto" or "ghost", unless a setting or a hook needs gradients.'
     )
 
 

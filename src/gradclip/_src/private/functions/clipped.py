@@ -24,6 +24,7 @@ from gradclip._src.private.ghost.step import Clip, in_factors, parameters_of, pl
 from gradclip._src.private.sums.call_arguments import (
     batch_size,
     check_assumption,
+    check_hooks,
     check_positions,
     closed,
     framework_to_differentiate,
@@ -148,6 +149,8 @@ class ClippedFunction(FunctionSettings):
             check_assumption(self._named(), given[:-1], kwargs, self.argnums, self.batch_argnums, self.prng_argnum)
         framework = self._framework(given[:-1])
         verbs = batching_of(framework, self.method)
+        if self.argnums is not None:
+            check_hooks(parameters_of(given, self.argnums))
         count = batch_size([None if axis is None else arg for arg, axis in zip(given, axes, strict=True)], mask)
         if self.pad_to is not None and count > self.pad_to:
             raise ValueError(f"the batch has {count} {self.unit}s, more than pad_to={self.pad_to}. Raise pad_to.")

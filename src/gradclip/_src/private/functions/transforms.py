@@ -106,8 +106,8 @@ def clipped_grad(
             on devices without float64. `ClippedFunction.plan` says what is chosen, and why.
             "loop" computes one example after the other: in PyTorch with ordinary autograd, in JAX with `jax.lax.map`,
             in TensorFlow eagerly. Use it when `torch.func.vmap` fails: `.item()`, branches on values, buffers written
-            in place, sparse gradients. Recurrent layers and checkpointing need it too, but not under "auto" and
-            "ghost". No sensitivity holds if `fun` writes in place what the next example reads.
+            in place, sparse gradients, backward hooks of modules. Recurrent layers and checkpointing need it too, but
+            not under "auto" and "ghost". No sensitivity holds if `fun` writes in place what the next example reads.
 
     Returns:
         A `ClippedFunction`. It returns the clipped sum, with the structure of the parameters, in float32 or wider.

@@ -144,6 +144,7 @@ class Plan:
     examples: int
     program: Hashable = field(default="", repr=False, compare=False)  # equal only for functions that compute the same
     needed: bool = field(default=False, repr=False)  # the framework itself cannot run the function over a batch
+    insists: bool = field(default=False, repr=False)  # no other way may be taken
 
     @property
     def ghost(self) -> bool:
@@ -201,7 +202,7 @@ def planned(uses: Sequence[LeafUses], examples: int, method: str, autograd: Auto
             f"gradients: {why}. Pass method='auto' to make those alone, or change that operation."
         )
     leaves = tuple(_described(leaf, one, examples) for leaf, one in zip(uses, choices, strict=True))
-    return Plan(leaves, examples, needed=any(leaf.only_tapped for leaf in uses))
+    return Plan(leaves, examples, needed=any(leaf.only_tapped for leaf in uses), insists=method == "ghost")
 
 
 class _Choice(NamedTuple):

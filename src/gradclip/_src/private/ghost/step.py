@@ -14,7 +14,7 @@ from gradclip._src.private.batching.calls import Clipped, Outline, PreparedCall
 from gradclip._src.private.batching.verbs import Args, Function, Programs, named
 from gradclip._src.private.ghost.clip import clip_factors, multiplied, terms_of
 from gradclip._src.private.ghost.plan import SMALLEST, Plan, elements_of, planned
-from gradclip._src.private.ghost.taps import Argnums, Products, Taps
+from gradclip._src.private.ghost.taps import Argnums, NotInFactorsError, Products, Taps
 from gradclip._src.private.sums.settings import PerExampleSettings
 from gradclip._src.tree import FlatTree, flatten
 
@@ -77,6 +77,8 @@ def planned_for(
 
     Raises ValueError for method="ghost" if a large parameter cannot be measured from factors.
     """
+    if not call.examples:
+        call = call._replace(args=call.verbs.padded(call.args, call.axes, None, 0, 1)[0])
     if method == "auto" and not _may_help(call, parameters_of(call.args, argnums).leaves):
         return Plan((), examples)
     why = why_none(call, argnums)
@@ -116,8 +118,6 @@ def why_none(call: PreparedCall, argnums: Argnums) -> str:
         return f"{call.framework.name} has no taps for products"
     if prevented := tools_of(call.framework).taps.prevented():
         return prevented
-    if not call.examples:
-        return "the batch is empty"
     other = {dtype_name(x) if hasattr(x, "dtype") else type(x).__name__ for x in parameters.leaves} - {*_REAL}
     if other or not parameters.leaves:
         return f"parameters have dtype {', '.join(sorted(other))}" if other else "there are no parameters"
@@ -155,7 +155,12 @@ def in_factors(
     def clip(args: Sequence[Any], mask: Array | None) -> tuple[Any, ...]:
         parameters = parameters_of(args, argnums)
         products = [leaf.how == "product" for leaf in plan.leaves]
-        found = tools.taps.run(fun, argnums, args, axes, plan.tapped, products)
+        try:
+            found = tools.taps.run(fun, argnums, args, axes, plan.tapped, products)
+        except NotInFactorsError as error:  # it was planned when the function did not do that
+            if plan.insists:
+                raise ValueError(f"method='ghost' is not possible here: {error}. Pass method='auto'.") from None
+            return derived(args, mask)
         by = tools.products(concrete=False)
         gradients = [
             multiplied(by, gradient) if product else gradient

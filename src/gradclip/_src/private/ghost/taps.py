@@ -14,6 +14,10 @@ from gradclip._src.private.ghost.records import Dense, Embedding, LeafUses, Tapp
 Argnums = int | tuple[int, ...]
 
 
+class NotInFactorsError(RuntimeError):
+    """A function did something by which gradients in factors would be wrong: they must be made."""
+
+
 class Taps(ABC):
     """Find the uses of parameters in a function of one example, and run it over a batch.
 
@@ -55,6 +59,7 @@ class Taps(ABC):
         """Run `fun` and its derivative over the batch. Parameters whose flag in `tapped` is True come in parts.
 
         `made_soon`: whether these parts will be multiplied for each example. If so, they may come as gradients.
+        Raises NotInFactorsError where factors would be wrong.
         """
 
 

@@ -27,7 +27,7 @@ from gradclip._src.backends.registry import (
 from gradclip._src.core.formats import dtype_name
 from gradclip._src.passed.arguments import is_array, shape_of_mask
 from gradclip._src.passed.leaves import is_integer
-from gradclip._src.tree import flatten
+from gradclip._src.tree import FlatTree, flatten
 from gradclip._src.words import listed, shown, typed
 
 
@@ -136,6 +136,17 @@ def check_positions(
             f"argument {needed} must be passed by position (argnums={argnums}, batch_argnums="
             f"{batch_argnums}, prng_argnum={prng_argnum}), got {len(args)} positional arguments."
         )
+
+
+def check_hooks(parameters: FlatTree) -> None:
+    """Raise a ValueError for a parameter of PyTorch with hooks, which no call would run for an example."""
+    for i, x in enumerate(parameters.leaves):
+        kinds = (getattr(x, name, None) or {} for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
+        if not all(getattr(hook, "only_watches", False) for hooks in kinds for hook in hooks.values()):
+            raise ValueError(
+                f"the parameter {parameters.paths()[i] or 'passed'} has a hook, which no call would run. Remove it, or pass "
+                "parameter.detach(), which has none. To change each gradient, pass pre_clipping_transform=."
+            )
 
 
 def check_assumption(

@@ -21,10 +21,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch._C import _functorch
+from torch.nn.modules import module as modules
 from torch.overrides import TorchFunctionMode
 
 from gradclip._src.backends.torch.tensors import PLAIN, tensor_of
+from gradclip._src.private.batching.torch import check_memory, recordable
 from gradclip._src.private.batching.verbs import Args, Axes, Function, mapped
 from gradclip._src.private.ghost.records import Dense, Embedding, Gradient, Made, MatrixPlace
 from gradclip._src.private.ghost.taps import Argnums
@@ -43,6 +45,7 @@ from gradclip._src.private.ghost.torch.run import (
     Leaf,
     current_level,
     hooks_are_set,
+    is_of_example,
     materialized,
     memory_of,
     multiplied,
@@ -79,23 +82,24 @@ class Again(TorchFunctionMode):
 
 @contextmanager
 def same_parameters(run: ForwardPass) -> Iterator[None]:
-    """Raise a RuntimeError if a module is run again in the backward pass with parameters of other memory."""
+    """Raise a RuntimeError if a module has backward hooks, or is run again with parameters of other memory."""
     used: dict[torch.nn.Module, list[int]] = {}
     thread = threading.get_ident()
 
     def look(module: torch.nn.Module, inputs: tuple[object, ...]) -> None:
         # Hooks are global: another thread may be running another model.
-        if threading.get_ident() != thread or not (hooks_are_set() or not run.recording):
+        if threading.get_ident() != thread:
+            return
+        if any((*_OF_ALL_MODULES, module._backward_hooks, module._backward_pre_hooks)):
+            run.refuse(f"{type(module).__name__} has a backward hook")
+        if not hooks_are_set() and run.recording:
             return
         memory = [_memory(x) for x in module._parameters.values() if x is not None]
-        if not run.recording and used.get(module, memory) != memory:
-            raise RuntimeError(
-                f"checkpointing computes {type(module).__name__} again with the module's own parameters, which are not "
-                "the parameters passed. Pass dict(model.named_parameters()), or load yours into the model first."
-            )
+        if not run.recording:
+            check_memory(module, used.get(module, memory), memory)
         used[module] = memory
 
-    handle = register_module_forward_pre_hook(look)
+    handle = modules.register_module_forward_pre_hook(look)
     try:
         yield
     finally:
@@ -125,12 +129,25 @@ def _never(*tensors: object) -> bool:
     return False
 
 
+_OF_ALL_MODULES = (modules._global_backward_hooks, modules._global_backward_pre_hooks)
+_HOOKING = {torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook, torch.Tensor.retain_grad}
+_GRAD_FN, _REQUIRES_GRAD = (getattr(torch.Tensor, name).__get__ for name in ("grad_fn", "requires_grad"))
+
+
 class AttentionAtOnce(TorchFunctionMode):
-    """Within it, `scaled_dot_product_attention` of one example is computed for the whole batch."""
+    """Within it, `scaled_dot_product_attention` of one example is computed for the whole batch.
+
+    Hooks on gradients are refused: tensors of one example are not in the graph, so nothing would call them.
+    """
 
     def __init__(self, run: ForwardPass) -> None:
         super().__init__()
         self.run = run
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        if self.run.refused:
+            self.run.refuse(self.run.refused)
 
     def __torch_function__(
         self, func: Operation, types: Sequence[type], args: Arguments = (), kwargs: Keywords | None = None
@@ -138,6 +155,12 @@ class AttentionAtOnce(TorchFunctionMode):
         kwargs = {} if kwargs is None else kwargs
         if hooks_are_set():
             self.run.hooked = True
+        if func in _HOOKING:
+            self.run.refuse(f"Tensor.{func.__name__} is called")
+        if func in (_GRAD_FN, _REQUIRES_GRAD) and is_of_example(args[0], self.run.level):
+            if func == _GRAD_FN:
+                self.run.refuse("the grad_fn of a tensor is read, which may get hooks")
+            return _functorch.get_unwrapped(args[0]).requires_grad
         if func is F.multi_head_attention_forward:
             with self:
                 return own_code(func)(*args, **kwargs)
@@ -191,7 +214,7 @@ class BatchedCall:
         self.positions = argnums if isinstance(argnums, tuple) else (argnums,)
         self.axes = axes
         with torch.inference_mode(False):
-            self.args = [mapped(_recordable, arg) for arg in args]
+            self.args = [mapped(recordable, arg) for arg in args]
         self.flats: list[FlatTree] = [flatten(self.args[i]) for i in self.positions]
         self.parameters: list[torch.Tensor] = [x for flat in self.flats for x in flat.leaves]
         self._batches = [flatten(arg) for arg, axis in zip(self.args, axes, strict=True) if axis == 0]
@@ -341,11 +364,6 @@ def _refused(x: object) -> str:
     if not x.is_floating_point():  # type: ignore[attr-defined]
         return f"a parameter of dtype {str(x.dtype).removeprefix('torch.')}"  # type: ignore[attr-defined]
     return "" if x.layout is torch.strided else "a sparse parameter"  # type: ignore[attr-defined]
-
-
-def _recordable(x: object) -> Any:
-    """Return a leaf of an argument; a tensor made in inference mode is copied, because autograd refuses it."""
-    return x.clone() if isinstance(x, torch.Tensor) and x.is_inference() else x
 
 
 def _known(x: object) -> torch.Tensor:

@@ -13,6 +13,7 @@ from torch._C import _functorch
 from torch.autograd.graph import get_gradient_edge
 
 from gradclip._src.private.ghost.records import Dense, Embedding, Made, MatrixPlace, PlacedTerms
+from gradclip._src.private.ghost.taps import NotInFactorsError
 from gradclip._src.private.ghost.torch.layout import ViewLayout
 
 # The documented way, an `autograd.Function` with a `vmap` rule, takes 20 times as long: 168 us an operation against 7.
@@ -292,6 +293,12 @@ class ForwardPass:
         self.recording, self.hooked = True, False
         # Whether `torch.func.vmap` and `torch.func.grad` together cannot run an operation that was run.
         self.only_tapped = False
+        self.refused = ""
+
+    def refuse(self, reason: str) -> None:
+        """Raise a NotInFactorsError, also at the end of the pass: the function may catch this one."""
+        self.refused = reason
+        raise NotInFactorsError(reason)
 
     def batch(self, x: torch.Tensor) -> torch.Tensor:
         """Return the tensors of all examples, given that of one."""

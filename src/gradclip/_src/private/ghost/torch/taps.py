@@ -16,7 +16,7 @@ from gradclip._src.private.batching.torch import TorchGradient, batch_norm_named
 from gradclip._src.private.batching.verbs import Args, Axes, Function, mapped, mapped_args
 from gradclip._src.private.ghost.plan import Autograd
 from gradclip._src.private.ghost.records import LeafUses, Tapped, Use
-from gradclip._src.private.ghost.taps import Argnums, Taps
+from gradclip._src.private.ghost.taps import Argnums, NotInFactorsError, Taps
 from gradclip._src.private.ghost.torch import convolutions, parameter, products
 from gradclip._src.private.ghost.torch.both_passes import HIDDEN, BatchedCall, Pass, gradient_of
 from gradclip._src.private.ghost.torch.run import Leaf, available, current_level, overlap
@@ -46,6 +46,8 @@ class TorchTaps(Taps):
             one = BatchedCall(fun, argnums, mapped_args(lambda x: tensor_of(x)[:1], args, axes), axes)
             try:
                 return _uses_of(one)
+            except NotInFactorsError as error:
+                reason = f"{error}, and factors do not run hooks"
             except Exception as error:
                 # The caller then takes another way, on which the same error is raised and explained.
                 first = str(error).strip().partition("\n")[0][:200]
@@ -64,6 +66,8 @@ class TorchTaps(Taps):
         with batch_norm_named():
             try:
                 return _run(BatchedCall(fun, argnums, args, axes), tapped, made_soon or [False] * len(tapped))
+            except NotInFactorsError:
+                raise
             except Exception as error:
                 better = explained(error, TorchGradient(fun, argnums), args, axes)
                 if better is error:
