@@ -94,6 +94,14 @@ def test_nothing_is_refuted_by_chance():
     assert audited_epsilon(np.arange(1000.0) % 7, included, guesses=200, delta=0.01) == 0.0
 
 
+@pytest.mark.parametrize("first_in", [True, False])
+@pytest.mark.parametrize("kinds", [1, 2])
+def test_the_order_of_canaries_with_equal_scores_says_nothing(first_in, kinds):
+    # The coins are sorted, so that the order would reveal all of them. The scores do not depend on the coins.
+    included = (np.arange(1000) < 500) == first_in
+    assert audited_epsilon(np.arange(1000) % kinds, included, guesses=200, delta=0.0) == 0.0
+
+
 @pytest.mark.parametrize(
     ("scores", "included", "guesses", "settings", "message"),
     [

@@ -61,7 +61,8 @@ def audited_epsilon(
         raise ValueError(f"guesses must be an even number of at most {values.size} canaries, got {guesses!r}.")
     if not 0 < sure < 1 or not 0 <= as_number("delta", delta) < 1:
         raise ValueError(f"confidence and delta must be probabilities, got {confidence!r} and {delta!r}.")
-    order = np.argsort(values, kind="stable")
+    # Ties are broken by chance: callers may list the canaries that were in first, or last.
+    order = np.lexsort((np.random.default_rng(0).permutation(values.size), values))
     correct = int(coins[order[-(count // 2) :]].sum() + (~coins[order[: count // 2]]).sum())
     low, high = 0.0, _LARGEST
     if chance_of_guesses(values.size, count, correct, low, delta) > 1 - sure:

@@ -144,8 +144,8 @@ def check_hooks(parameters: FlatTree) -> None:
         kinds = (getattr(x, name, None) or {} for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
         if not all(getattr(hook, "only_watches", False) for hooks in kinds for hook in hooks.values()):
             raise ValueError(
-                f"the parameter {parameters.paths()[i] or 'passed'} has a hook, which no call would run. Remove it, or pass "
-                "parameter.detach(), which has none. To change each gradient, pass pre_clipping_transform=."
+                f"the parameter {parameters.paths()[i] or 'passed'} has a hook, which no call would run. Remove it, or "
+                "pass parameter.detach(), which has none. To change each gradient, pass pre_clipping_transform=."
             )
 
 
