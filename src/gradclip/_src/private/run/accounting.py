@@ -298,9 +298,9 @@ def _accountant(parts: tuple[tuple[float, int, float], ...], width: float) -> An
         from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
         from dp_accounting.pld import PLDAccountant
     accountant = PLDAccountant(value_discretization_interval=width)
-    for rate, steps, multiplier in parts:
-        # The square of more is beyond float64, and more noise costs less.
-        accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(min(multiplier, 1e150))), steps)
+    for rate, steps, given in parts:
+        multiplier = min(given, 1e150)  # the square of more is beyond float64, and more noise costs less
+        accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(multiplier)), steps)
     return accountant
 
 
