@@ -119,6 +119,11 @@ EXPECTED = {
         "\nnot proven: a gradient depends on its own group only, and dp-accounting computes what it says\n",
         "30 rounds of about 200 clients: epsilon 2.00 for a whole client\nlargest error of a parameter: 0.",
     ],
+    "private_two_processes.py": [
+        "epsilon 2.999 at delta 1e-05, add or remove one example: 20 of 20 sums released\n2000 examples, rate 0.2, ",
+        "\nnot proven: a gradient depends on its own example only, and dp-accounting computes what it says\n",
+        "; equal on 2 processes: True\n",
+    ],
     "sharded_checkpoint.py": [
         "4 files, norm 723.8",
         ", known from 6 numbers a file\nclipped file by file: norm 0.99",
@@ -154,11 +159,18 @@ LONG = (
     "private_cnn_torch.py",
     "private_cnn_jax.py",
     "private_federated.py",
+    "private_two_processes.py",
     "fsdp2.py",
     "fsdp_tp.py",
     "pipeline.py",
 )
-PROCESSES = {"torch_ddp_amp.py": 2, "fsdp2.py": 2, "fsdp_tp.py": 4, "pipeline.py": 2}
+PROCESSES = {
+    "torch_ddp_amp.py": 2,
+    "private_two_processes.py": 2,
+    "fsdp2.py": 2,
+    "fsdp_tp.py": 4,
+    "pipeline.py": 2,
+}
 # This one by the command that its page names. The others in forks, given what that command gives them.
 BY_COMMAND = "torch_ddp_amp.py"
 SHORT = ["--steps", "8", "--seeds", "1", "--epsilons", "8"]
