@@ -70,6 +70,10 @@ EXPECTED = {
         "step 100: loss ",
         "; parameters still sharded: True\n",
     ],
+    "private_mesh_jax.py": [
+        "all with the same parameters: True",
+        "error below 0.5: True; epsilon 2.26",
+    ],
     "jax_private_sum.py": [
         " nan ",
         " 0.00 0.00\n",

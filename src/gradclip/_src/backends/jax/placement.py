@@ -8,8 +8,8 @@ Sharded arrays are reduced over mesh axes.
 """
 
 import math
-from collections.abc import Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core.primitives import convert_element_type_p
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from gradclip._src.core.arrays import Arrays
 
@@ -203,6 +203,24 @@ def typed_as(x: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
     x = jax.sharding.reshard(x, sharding) if explicit and sharding != jax.typeof(x).sharding else x
     missing = tuple(_axes_of(like) - _varying(x))
     return lax.pcast(x, missing, to="varying") if missing else x
+
+
+@contextmanager
+def laid_out_by_xla(tree: Any) -> Iterator[tuple[Any, Callable[[Any], Any]]]:
+    """Let XLA choose all layouts in the block. It gets the arrays for that, which differ on explicit meshes alone.
+
+    After the block, the function gives each device all of a tree of results.
+    """
+    arrays = [x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array)]
+    kinds = [jax.typeof(x).sharding if isinstance(x, jax.core.Tracer) else x.sharding for x in arrays]
+    mesh = next((kind.mesh for kind in kinds if isinstance(kind, NamedSharding) and kind.mesh.explicit_axes), None)
+    if mesh is None:
+        yield tree, lambda results: results
+        return
+    automatic, whole = dict.fromkeys(mesh.explicit_axes, AxisType.Auto), NamedSharding(mesh, PartitionSpec())
+    with jax.sharding.use_abstract_mesh(getattr(mesh, "abstract_mesh", mesh).update_axis_types(automatic)):
+        free = jax.tree.map(lambda x: jax.sharding.reshard(x, PartitionSpec()) if isinstance(x, jax.Array) else x, tree)
+        yield free, lambda results: jax.sharding.reshard(results, whole)
 
 
 def _names(entry: Hashable) -> tuple[Hashable, ...]:

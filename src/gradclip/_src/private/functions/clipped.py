@@ -16,7 +16,7 @@ from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.passed.arguments import check_mask
 from gradclip._src.passed.leaves import counted
 from gradclip._src.private.batching.calls import Clipped, ExampleOutputs, PreparedCall, check_loss, value_and_aux
-from gradclip._src.private.batching.choose import batching_of
+from gradclip._src.private.batching.choose import batching_of, laid_out
 from gradclip._src.private.batching.verbs import Axes, Batching, Function, Programs, Step, mapped
 from gradclip._src.private.functions.settings import FunctionSettings, ObservedGradients
 from gradclip._src.private.ghost.plan import Plan, made_everywhere
@@ -83,6 +83,13 @@ class ClippedFunction(FunctionSettings):
         Trailing microbatches without a True are skipped. All other keyword arguments are passed to `fun`.
         """
         call = self._prepared(args, mask, kwargs)
+        with laid_out(call.framework, (call.flags, call.args)) as ((flags, given), placed):
+            results = self._results(call._replace(args=given, flags=flags))
+        result, outputs = placed(results)
+        return (result, outputs) if self.has_aux or self.return_values or self.return_norms else result
+
+    def _results(self, call: PreparedCall) -> tuple[Any, Any]:
+        """Return the sum of the clipped results, and the outputs of each example."""
         verbs, axes, count = call.verbs, call.axes, call.examples
         given, flags, rows, size = call.args, call.flags, count, self._microbatch_size(call.args)
         if size is None and self.pad_to is not None:
@@ -108,8 +115,7 @@ class ClippedFunction(FunctionSettings):
         if self.argnums is not None and count:
             self._observed.check_used(lambda: verbs.unused(measure, call.args, axes, summed), verbs.modules_called)
         result = self._finished(summed, known)
-        outputs = mapped(lambda x: x if x.shape[0] == count else x[:count], outputs)
-        return (result, outputs) if self.has_aux or self.return_values or self.return_norms else result
+        return result, mapped(lambda x: x if x.shape[0] == count else x[:count], outputs)
 
     def plan(self, *args: Any, mask: Mask = None, **kwargs: Any) -> Plan:
         """Return how a call with these arguments measures the gradient of each parameter, and why.
@@ -130,7 +136,8 @@ class ClippedFunction(FunctionSettings):
         call = self._prepared(args, mask, kwargs)
         size = self._microbatch_size(call.args)
         rows = call.examples if self.pad_to is None else whole_program(self.pad_to)
-        found = self._planned(call, rows, size)
+        with laid_out(call.framework, call.args) as (given, _):
+            found = self._planned(call._replace(args=given), rows, size)
         if found.leaves:
             return found
         argnums = 0 if self.argnums is None else self.argnums
