@@ -160,18 +160,17 @@ def test_checkpointing_with_other_parameters_than_the_modules():
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
-def test_the_loop_is_not_named_where_it_has_no_gradient_either():
-    layer = torch.nn.Linear(4, 2)
+@pytest.mark.parametrize("method", ["loop", "materialize", "ghost", "auto"])
+def test_checkpoints_that_lose_gradients_are_refused(method):
+    model, x = case("checkpoint")
 
     def fun(params, x):  # this way of checkpointing sees only inputs that ask for gradients: here none does
-        return checkpoint(lambda x: functional_call(layer, params, (x,)), x, use_reentrant=True).sum()
+        both = lambda p, x: functional_call(model.third, p, (x,))
+        hidden = checkpoint(both, {name[6:]: p for name, p in params.items() if "third" in name}, x, use_reentrant=True)
+        return hidden.sum() + params["first.weight"].sum()
 
-    with pytest.raises(RuntimeError) as found:
-        gradclip.clipped_grad(fun, 1.0)(dict(layer.named_parameters()), torch.ones(3, 4))
-    assert "loop" not in str(found.value)
-    clipped = gradclip.clipped_grad(fun, 1.0, method="loop")
-    with pytest.warns(UserWarning, match=r"does not use argument 0\['bias'\]"):
-        clipped(dict(layer.named_parameters()), torch.ones(3, 4))
+    with pytest.raises(RuntimeError, match=r"use_reentrant=True loses gradients here\. Pass use_reentrant=False"):
+        gradclip.clipped_grad(fun, 1.0, method=method)(dict(model.named_parameters()), x)
 
 
 @pytest.mark.parametrize("keep", [True, False])

@@ -114,6 +114,17 @@ def test_the_second_run_draws_the_same_random_numbers():
     assert found[0]["inner.0.weight"].any()
 
 
+@pytest.mark.parametrize("ask", [lambda h: h.requires_grad_(), lambda h: h.requires_grad_(requires_grad=True)])
+def test_values_in_between_may_be_asked_for_gradients(ask):
+    """Hooks of a frozen embedding do so, that checkpoints behind it get any."""
+    params, x = {"w": torch.randn(8, 8, dtype=DTYPE)}, torch.randn(3, 5, 8, dtype=DTYPE)
+    plain = lambda p, x: last(torch.tanh(x * 2) @ p["w"])
+    asked = lambda p, x: last(again(lambda z: torch.tanh(z) @ p["w"], ask(x * 2)))
+    assert distance(tapped_gradients(asked, params, x)[2], gradients_by_loop(plain, params, x)) < 1e-10
+    with pytest.raises(RuntimeError, match="requires_grad_"):
+        tapped_gradients(lambda p, x: last((x @ p["w"]).requires_grad_(False)), params, x)
+
+
 def test_parameters_of_other_memory_are_an_error():
     loss, params = of_module(Checkpointed(nn.Linear(8, 8)))
     others = {name: x + 1 for name, x in params.items()}

@@ -55,6 +55,23 @@ def test_padding_gets_no_gradient():
     assert right[indices != 5].all()
 
 
+@pytest.mark.parametrize(
+    "pick",
+    [
+        lambda w, t: F.embedding(t, w, padding_idx=5),
+        lambda w, t: F.embedding(t, w, -2, scale_grad_by_freq=True),
+        lambda w, t: F.embedding(t, 2 * w, padding_idx=5),
+        lambda w, t: F.embedding(t, w, padding_idx=5) + w.norm(),
+        lambda w, t: torch.embedding(w, t, 5),
+    ],
+)
+@pytest.mark.parametrize("only", [None, ()], ids=["tapped", "made"])
+def test_padding_gets_no_gradient_where_each_example_has_its_own_table(pick, only):
+    loss = lambda p, t: last(pick(p["w"], t))
+    _, _, found = tapped_gradients(loss, table(7, 3), TOKENS, only=only)
+    assert distance(found, gradients_by_loop(loss, table(7, 3), TOKENS)) < 1e-10
+
+
 def test_gradients_that_autograd_makes_sparse_are_the_same():
     losses = [lambda p, t, s=s: last(F.embedding(t, p["w"], sparse=s)) for s in (True, False)]
     uses, _, found = tapped_gradients(losses[0], table(7, 3), TOKENS)

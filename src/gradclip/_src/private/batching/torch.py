@@ -8,17 +8,21 @@ Each parameter becomes a new leaf of the graph that shares the parameter's memor
 module's own parameters. If these are the parameters passed, it finds the same numbers.
 """
 
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
-from typing import Any
+from types import FrameType, FunctionType
+from typing import Any, NamedTuple
 
 import torch
+from torch._C import _functorch
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils.checkpoint import CheckpointFunction
 
 from gradclip._src.backends.torch.framework import visible
 from gradclip._src.backends.torch.tensors import tensor_of
@@ -62,6 +66,8 @@ class TorchBatching(Batching):
                 made = fun(*[arg if flat is None else tree for flat, tree, arg in given])
                 return made if torch.compiler.is_compiling() else listed(made)
 
+            if library := sys.modules.get("transformers.utils.import_utils"):
+                read_no_masks(library)
             # Gradients are computed inside the function. A graph around `vmap` would only hold memory.
             with torch.no_grad():
                 leaves = [leaf for flat in flats if flat is not None for leaf in flat.leaves]
@@ -254,7 +260,8 @@ class TorchGradient:
 
     def _by_autograd(self, args: Args) -> tuple[list[FlatTree], Sequence[torch.Tensor | None], Any]:
         # Autograd records nothing in inference mode, not even if gradients are enabled.
-        with torch.inference_mode(False), torch.enable_grad(), _same_parameters() as backward_begins:
+        backward = _BackwardPass()
+        with torch.inference_mode(False), torch.enable_grad(), same_parameters(backward.again, _address):
             given = [mapped(recordable, arg) for arg in args]
             flats = [flatten(given[i]) for i in self.positions]
             # New leaves that share the parameters' memory, so that the graph of one example ends here.
@@ -262,7 +269,8 @@ class TorchGradient:
             for i, flat, own in zip(self.positions, flats, leaves, strict=True):
                 given[i] = flat.rebuild(own)
             value, aux = self.fun(*given)
-            backward_begins(value)
+            if isinstance(value, torch.Tensor) and value.requires_grad:
+                value.register_hook(backward.begins)
             grads = _gradients(value, [x for own in leaves for x in own])
         return flats, grads, mapped(_detached, (value, aux))
 
@@ -283,55 +291,74 @@ def _gradients(value: torch.Tensor, leaves: Sequence[torch.Tensor]) -> Sequence[
 
 
 @contextmanager
-def _same_parameters() -> Iterator[Callable[[Any], None]]:
-    """Raise a RuntimeError if a module is recomputed during the backward pass with other parameters than before.
+def same_parameters(
+    again: Callable[[torch.nn.Module], bool | None], memory: Callable[[torch.Tensor], int]
+) -> Iterator[None]:
+    """Raise a RuntimeError if a module is run again in the backward pass with parameters of other memory.
 
     Checkpointing does this after `functional_call` has restored the module's own parameters. The gradients would then
-    belong to neither set of parameters. Yields a function to call with the loss before its backward pass.
+    belong to neither set of parameters. `again` says whether a module is run again, or None for another thread's.
+    Hooks are global: another thread may be running another model.
     """
     used: dict[torch.nn.Module, list[int]] = {}
-    thread = threading.get_ident()
-    backward: int | None = None
 
     def look(module: torch.nn.Module, inputs: tuple[object, ...]) -> None:
-        # Hooks are global: another thread may be running another model. A device's backward pass has its own thread,
-        # so modules that are recomputed are told apart by the backward pass.
-        ours = threading.get_ident() == thread if backward is None else _backward_pass() == backward
-        if not ours:
+        second = again(module)
+        if second is None:
             return
-        # Compare addresses: `detach` makes new tensors that share memory, and those count as the same parameters.
-        memory = [x.data_ptr() for x in module._parameters.values() if type(x) in (torch.Tensor, torch.nn.Parameter)]
-        if backward is not None:
-            check_memory(module, used.get(module, memory), memory)
-        used[module] = memory
+        if not torch.is_grad_enabled() and _inside(CheckpointFunction.forward):
+            raise ReentrantError
+        found = [memory(x) for x in module._parameters.values() if x is not None]
+        if second and used.get(module, found) != found:
+            raise RuntimeError(
+                f"checkpointing computes {type(module).__name__} again with the module's own parameters, which are not "
+                "the parameters passed. Pass dict(model.named_parameters()), or load yours into the model first."
+            )
+        used[module] = found
 
-    def begin(value: Any) -> None:
-        if isinstance(value, torch.Tensor) and value.requires_grad:
-            value.register_hook(note)
-
-    def note(gradient: torch.Tensor) -> None:
-        nonlocal backward
-        backward = _backward_pass()
-
-    handle = register_module_forward_pre_hook(look)
-    try:
-        yield begin
-    finally:
-        handle.remove()
+    with register_module_forward_pre_hook(look):
+        yield
 
 
-def check_memory(module: torch.nn.Module, used: object, memory: object) -> None:
-    """Raise a RuntimeError if a module is run again with parameters in other memory than before."""
-    if used != memory:
-        raise RuntimeError(
-            f"checkpointing computes {type(module).__name__} again with the module's own parameters, which are not "
-            "the parameters passed. Pass dict(model.named_parameters()), or load yours into the model first."
+class _BackwardPass:
+    """Which backward pass follows a run of a function, if it has begun. A device's has a thread of its own."""
+
+    def __init__(self) -> None:
+        self.thread, self.number = threading.get_ident(), -1
+
+    def begins(self, gradient: torch.Tensor) -> None:
+        """Note the number of the backward pass that this thread works on."""
+        self.number = torch._C._current_graph_task_id()
+
+    def again(self, module: torch.nn.Module) -> bool | None:
+        """Say whether this thread works on the backward pass, None if it has no part in the run."""
+        if self.number == -1:
+            return False if threading.get_ident() == self.thread else None
+        return True if torch._C._current_graph_task_id() == self.number else None
+
+
+def _address(x: torch.Tensor) -> int:
+    # `detach` makes new tensors that share memory, and those count as the same parameters.
+    return x.data_ptr() if type(x) in (torch.Tensor, torch.nn.Parameter) else 0
+
+
+class ReentrantError(RuntimeError):
+    """A function checkpoints in a way in which only `.backward()` finds the gradients of what is inside."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "checkpointing with use_reentrant=True loses gradients here. Pass use_reentrant=False to "
+            "torch.utils.checkpoint.checkpoint, or to a model of transformers gradient_checkpointing_kwargs="
+            "{'use_reentrant': False} of gradient_checkpointing_enable, or call gradient_checkpointing_disable()."
         )
 
 
-def _backward_pass() -> int:
-    """Return the number of the backward pass that this thread works on, -1 for none."""
-    return torch._C._current_graph_task_id()
+def _inside(function: FunctionType) -> bool:
+    """Say whether a function is being called."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not function.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def alone(fun: Function, *args: object) -> Any:
@@ -366,7 +393,7 @@ def explained(error: Exception, fun: Function, args: Args, axes: Axes) -> Except
             tried = depends and (not isinstance(fun, TorchGradient) or fun.transform is not None)
             if tried and alone(fun, *one) is None:
                 return error
-    except NoLossError as wrong:
+    except (NoLossError, ReentrantError) as wrong:
         return wrong
     except Exception:
         return error
@@ -381,8 +408,30 @@ def explained(error: Exception, fun: Function, args: Args, axes: Axes) -> Except
         f"{failed} For one example it works: pass "
         'method="loop" to process one example at a time. .item(), branches on values, in-place writes to buffers, '
         "sparse gradients and backward hooks of modules need it. Recurrent layers and checkpointing also work with "
-        'method="auto" or "ghost", unless a setting or a hook needs gradients.'
+        'method="auto" or "ghost", unless a setting or a hook needs gradients. For a model of transformers, '
+        "gradient_checkpointing_disable() with disable_input_require_grads() may do, or "
+        'attn_implementation="eager" when it is made.'
     )
+
+
+class _UnknownValues(NamedTuple):
+    """What transformers asks of a tensor before it reads a mask: whether its values are unknown, as under `vmap`."""
+
+    asked: Callable[[object], bool]
+
+    def __call__(self, x: object) -> bool:
+        if isinstance(x, torch.Tensor) and not torch.compiler.is_compiling():
+            while _functorch.is_functorch_wrapped_tensor(x) and not _functorch.is_batchedtensor(x):
+                x = _functorch.get_unwrapped(x)
+            return _functorch.is_batchedtensor(x) or self.asked(x)
+        return self.asked(x)
+
+
+def read_no_masks(library: Any) -> None:
+    """Have transformers build the attention mask of every example, without a look at what padding there is."""
+    asked = getattr(library, "is_jax_jitting", None)
+    if asked is not None and not isinstance(asked, _UnknownValues):
+        library.is_jax_jitting = _UnknownValues(asked)
 
 
 @contextmanager
@@ -409,8 +458,5 @@ def batch_norm_named() -> Iterator[None]:
                 stacklevel=2,
             )
 
-    handle = register_module_forward_pre_hook(look)
-    try:
+    with register_module_forward_pre_hook(look):
         yield
-    finally:
-        handle.remove()

@@ -11,9 +11,9 @@ examples of a batch alone anyway, one call does for all.
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 from types import FunctionType
@@ -26,7 +26,7 @@ from torch.nn.modules import module as modules
 from torch.overrides import TorchFunctionMode
 
 from gradclip._src.backends.torch.tensors import PLAIN, tensor_of
-from gradclip._src.private.batching.torch import check_memory, recordable
+from gradclip._src.private.batching.torch import read_no_masks, recordable, same_parameters
 from gradclip._src.private.batching.verbs import Args, Axes, Function, mapped
 from gradclip._src.private.ghost.records import Dense, Embedding, Gradient, Made, MatrixPlace
 from gradclip._src.private.ghost.taps import Argnums
@@ -36,7 +36,9 @@ from gradclip._src.private.ghost.torch.parameter import (
     Keywords,
     Operation,
     TappedParameter,
+    embedding,
     replaced,
+    tapped,
     whole,
     with_copies,
 )
@@ -80,30 +82,18 @@ class Again(TorchFunctionMode):
         return replaced(x, lambda own: self.given.get(own.data_ptr(), own), torch.nn.Parameter)
 
 
-@contextmanager
-def same_parameters(run: ForwardPass) -> Iterator[None]:
-    """Raise a RuntimeError if a module has backward hooks, or is run again with parameters of other memory."""
-    used: dict[torch.nn.Module, list[int]] = {}
+def _again(run: ForwardPass) -> Callable[[torch.nn.Module], bool | None]:
+    """Return what says for `same_parameters` whether a module is run again. It refuses those with backward hooks."""
     thread = threading.get_ident()
 
-    def look(module: torch.nn.Module, inputs: tuple[object, ...]) -> None:
-        # Hooks are global: another thread may be running another model.
+    def again(module: torch.nn.Module) -> bool | None:
         if threading.get_ident() != thread:
-            return
+            return None
         if any((*_OF_ALL_MODULES, module._backward_hooks, module._backward_pre_hooks)):
             run.refuse(f"{type(module).__name__} has a backward hook")
-        if not hooks_are_set() and run.recording:
-            return
-        memory = [_memory(x) for x in module._parameters.values() if x is not None]
-        if not run.recording:
-            check_memory(module, used.get(module, memory), memory)
-        used[module] = memory
+        return not run.recording if hooks_are_set() or not run.recording else None
 
-    handle = modules.register_module_forward_pre_hook(look)
-    try:
-        yield
-    finally:
-        handle.remove()
+    return again
 
 
 def _memory(x: torch.Tensor) -> int:
@@ -119,14 +109,10 @@ def own_code(func: FunctionType) -> Operation:
     So its operations report themselves one by one.
     """
     hands_over = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-    names = {**func.__globals__, **dict.fromkeys(hands_over, _never)}
+    names = {**func.__globals__, **dict.fromkeys(hands_over, lambda *tensors: False)}
     made = FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
     made.__kwdefaults__ = func.__kwdefaults__
     return made
-
-
-def _never(*tensors: object) -> bool:
-    return False
 
 
 _OF_ALL_MODULES = (modules._global_backward_hooks, modules._global_backward_pre_hooks)
@@ -161,6 +147,12 @@ class AttentionAtOnce(TorchFunctionMode):
             if func == _GRAD_FN:
                 self.run.refuse("the grad_fn of a tensor is read, which may get hooks")
             return _functorch.get_unwrapped(args[0]).requires_grad
+        # That a value of the example gets a gradient too changes none of the parameters'. `vmap` refuses to be asked.
+        asks = func is torch.Tensor.requires_grad_ and all((*args[1:], *kwargs.values()))
+        if asks and is_of_example(args[0], self.run.level):
+            return args[0]
+        if func in (F.embedding, torch.embedding) and not any(map(tapped, (*args, *kwargs.values()))):
+            return embedding(func, args, kwargs)
         if func is F.multi_head_attention_forward:
             with self:
                 return own_code(func)(*args, **kwargs)
@@ -265,7 +257,9 @@ class Pass:
             self.leaves = [Leaf(x, call.count, flag) for x, flag in zip(call.parameters, tapped, strict=True)]
             # Of the others each example gets a copy from the start.
             self.wholes = [None if own else whole(self.run, x) for x, own in zip(self.leaves, copied, strict=True)]
-            with same_parameters(self.run), AttentionAtOnce(self.run):
+            if library := sys.modules.get("transformers.utils.import_utils"):
+                read_no_masks(library)
+            with same_parameters(_again(self.run), _memory), AttentionAtOnce(self.run):
                 leaves = torch.func.vmap(self._of_example, randomness="different")(call.batched())
             self.values, self.aux = self._outline.rebuild(leaves)
             if not self.run.hooked:

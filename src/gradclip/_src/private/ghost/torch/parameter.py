@@ -6,9 +6,10 @@ other operation gets a copy of the parameter for each example, and autograd find
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -61,6 +62,16 @@ def handles(*operations: Operation) -> Callable[[Handler], Handler]:
         return handler
 
     return decorate
+
+
+signature = lru_cache(inspect.signature)
+
+
+def all_arguments(func: Operation, args: Arguments, kwargs: Keywords) -> tuple[Any, ...]:
+    """Return the arguments of a function that is written in Python, also those that are not given."""
+    bound = signature(func).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return tuple(bound.arguments.values())
 
 
 def tapped(x: object) -> bool:
@@ -151,31 +162,34 @@ def _named(func: Operation, tap: Tap) -> str:
     return str(name) if tap.inside else f"{name} inside a transform of torch.func"
 
 
-@handles(F.embedding)
+@handles(F.embedding, torch.embedding)
 def embedding(func: Operation, args: Arguments, kwargs: Keywords) -> Any:
     """Keep the indices. The row `padding_idx` gets no gradient."""
-    indices, table, padding, max_norm, _, by_frequency, _ = _embedding_arguments(*args, **kwargs)
-    if tapped(indices) or not tapped(table):
+    read = _table_arguments(*args, **kwargs) if func is torch.embedding else all_arguments(func, args, kwargs)
+    indices, table, padding, max_norm, _, by_frequency, _ = read
+    if tapped(indices):
         return UNKNOWN
-    refused = "max_norm" if max_norm is not None else "scale_grad_by_freq" if by_frequency else ""
-    if refused:
-        table.tap.leaf.untap(f"embedding with {refused}")
-        return on_copies(func, args, kwargs)
     if padding is not None and padding < 0:
-        padding += table.tap.weight.shape[0]
-    return _picked(table.tap, indices, "embedding", padding)
+        padding += len(table)
+    made = UNKNOWN
+    if tapped(table):
+        refused = "max_norm" if max_norm is not None else "scale_grad_by_freq" if by_frequency else ""
+        if refused:
+            table.tap.leaf.untap(f"embedding with {refused}")
+        else:
+            made = _picked(table.tap, indices, "embedding", padding)
+    if made is UNKNOWN:
+        made = on_copies(func, args, kwargs)
+        if padding is not None:
+            # Where each example has a table of its own, `vmap` gives this row a gradient.
+            made = torch.where((indices == padding)[..., None], made.detach(), made)
+    return made
 
 
-def _embedding_arguments(
-    input: object,
-    weight: object,
-    padding_idx: object = None,
-    max_norm: object = None,
-    norm_type: object = 2.0,
-    scale_grad_by_freq: object = False,
-    sparse: object = False,
+def _table_arguments(
+    weight: object, indices: object, padding_idx: int = -1, scale_grad_by_freq: object = False, sparse: object = False
 ) -> tuple[Any, ...]:
-    return input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse
+    return indices, weight, None if padding_idx < 0 else padding_idx, None, 2.0, scale_grad_by_freq, sparse
 
 
 def rows_at(tap: Tap, index: object) -> Any:
@@ -250,7 +264,7 @@ def view(func: Operation, args: Arguments, kwargs: Keywords) -> Any:
     key = _key((rest, kwargs))
     if not tapped(x) or key is None:
         return UNKNOWN
-    return _followed(x, partial(_called, func, rest, kwargs), (func, key), _viewed)
+    return _followed(x, lambda one: func(one, *rest, **kwargs), (func, key), _viewed)
 
 
 @handles(torch.Tensor.__getitem__)
@@ -262,7 +276,7 @@ def item(func: Operation, args: Arguments, kwargs: Keywords) -> Any:
         return UNKNOWN
     if key is None:
         return rows_at(x.tap, index)
-    return _followed(x, partial(_called, func, [index], {}), (func, key), _viewed)
+    return _followed(x, lambda one: func(one, index), (func, key), _viewed)
 
 
 @handles(torch.Tensor.__iter__)
@@ -279,9 +293,7 @@ def cast(func: Operation, args: Arguments, kwargs: Keywords) -> Any:
         return as_other(func, args, kwargs)
     rest = replaced(rest, _value)
     key = _key((rest, kwargs))
-    if key is None:
-        return _followed(x, partial(_called, func, rest, kwargs), None, _same)
-    return _followed(x, partial(_called, func, rest, kwargs), (func, key), _same)
+    return _followed(x, lambda one: func(one, *rest, **kwargs), None if key is None else (func, key), _same)
 
 
 @handles(*_AS_OTHER)
@@ -298,10 +310,6 @@ def fact(func: Operation, args: Arguments, kwargs: Keywords) -> Any:
 
 def _value(x: TappedParameter) -> torch.Tensor:
     return x.tap.weight.detach()
-
-
-def _called(func: Callable[..., Any], rest: Arguments, kwargs: Keywords, x: torch.Tensor) -> Any:
-    return func(x, *rest, **kwargs)
 
 
 Layouts = Callable[[Tap, Change, Hashable, int], list[ViewLayout | None]]
@@ -334,8 +342,8 @@ def _followed(x: TappedParameter, change: Change, key: Hashable, layouts: Layout
     sentinels = change(sentinel_of(x))
     made: Any
     if several:
-        each = enumerate(zip(found, weights, sentinels, strict=True))
-        made = tuple(_child(tap, layout, w, s, partial(_at, change, i)) for i, (layout, w, s) in each)
+        hows: list[Change] = [lambda one, i=i: change(one)[i] for i in range(len(weights))]  # type: ignore[misc]
+        made = tuple(_child(tap, *each) for each in zip(found, weights, sentinels, hows, strict=True))
     else:
         made = _child(tap, found[0], weights, sentinels, change)
     if key is not None:
@@ -346,10 +354,6 @@ def _followed(x: TappedParameter, change: Change, key: Hashable, layouts: Layout
 def _child(tap: Tap, layout: ViewLayout | None, weight: torch.Tensor, sentinel: torch.Tensor, how: Change) -> Any:
     assert layout is not None
     return parameter(sentinel, Tap(tap.run, tap.leaf, layout, weight, (tap, how)))
-
-
-def _at(change: Change, index: int, x: torch.Tensor) -> Any:
-    return change(x)[index]
 
 
 def _key(x: object) -> Hashable:

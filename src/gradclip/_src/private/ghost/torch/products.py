@@ -10,7 +10,15 @@ import torch
 import torch.nn.functional as F
 
 from gradclip._src.private.ghost.records import Made
-from gradclip._src.private.ghost.torch.parameter import UNKNOWN, Arguments, Keywords, Operation, handles, tapped
+from gradclip._src.private.ghost.torch.parameter import (
+    UNKNOWN,
+    Arguments,
+    Keywords,
+    Operation,
+    all_arguments,
+    handles,
+    tapped,
+)
 from gradclip._src.private.ghost.torch.run import Labels, Product, Tap, Term, as_multiplied, paired, unviewed
 
 Normalize = Callable[[torch.Tensor, Any, Any], torch.Tensor]
@@ -19,44 +27,26 @@ Normalize = Callable[[torch.Tensor, Any, Any], torch.Tensor]
 @handles(F.layer_norm)
 def layer_norm(func: Operation, args: Arguments, kwargs: Keywords) -> Any:
     """Keep the input, and normalize over the last axis."""
-    x, shape, weight, bias, eps = _layer_arguments(*args, **kwargs)
+    x, shape, weight, bias, eps = all_arguments(func, args, kwargs)
     return _normalized("layer_norm", x, weight, bias, lambda x, w, b: F.layer_norm(x, shape, w, b, eps))
 
 
 @handles(F.rms_norm)
 def rms_norm(func: Operation, args: Arguments, kwargs: Keywords) -> Any:
     """Keep the input, and normalize over the last axis."""
-    x, shape, weight, eps = _root_arguments(*args, **kwargs)
+    x, shape, weight, eps = all_arguments(func, args, kwargs)
     return _normalized("rms_norm", x, weight, None, lambda x, w, b: F.rms_norm(x, shape, w, eps))
 
 
 @handles(F.group_norm)
 def group_norm(func: Operation, args: Arguments, kwargs: Keywords) -> Any:
     """Keep the input, and normalize groups of channels."""
-    x, groups, weight, bias, eps = _group_arguments(*args, **kwargs)
+    x, groups, weight, bias, eps = all_arguments(func, args, kwargs)
 
     def normalize(batch: torch.Tensor, w: Any, b: Any) -> torch.Tensor:
         return F.group_norm(batch.flatten(0, 1), groups, w, b, eps).unflatten(0, batch.shape[:2])
 
     return _normalized("group_norm", x, weight, bias, normalize, channels=2)
-
-
-def _layer_arguments(
-    input: object, normalized_shape: object, weight: object = None, bias: object = None, eps: float = 1e-5
-) -> tuple[Any, ...]:
-    return input, normalized_shape, weight, bias, eps
-
-
-def _root_arguments(
-    input: object, normalized_shape: object, weight: object = None, eps: float | None = None
-) -> tuple[Any, ...]:
-    return input, normalized_shape, weight, eps
-
-
-def _group_arguments(
-    input: object, num_groups: object, weight: object = None, bias: object = None, eps: float = 1e-5
-) -> tuple[Any, ...]:
-    return input, num_groups, weight, bias, eps
 
 
 def _normalized(
