@@ -18,6 +18,7 @@ BLOCK = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```$", re.S | re.M)
 WITH_TRAINERS = (
     "docs/how-to/deepspeed-megatron.md",
     "docs/how-to/flower.md",
+    "docs/how-to/lora-private.md",
     "docs/how-to/trainers.md",
     "docs/migrate/opacus-gpt2.md",
 )

@@ -21,6 +21,8 @@ WARNINGS = (
     "ignore:Checkpoint directory .* exists and is not empty:UserWarning",
     "ignore:The number of training batches .* is smaller than the logging interval:UserWarning",
     "ignore:'click:DeprecationWarning",
+    "ignore:.*gradient_checkpointing.* is deprecated:FutureWarning",
+    "ignore:There is a performance drop because:UserWarning",
 )
 
 

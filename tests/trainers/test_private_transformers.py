@@ -10,11 +10,7 @@ from peft import LoraConfig, get_peft_model
 
 import gradclip
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning"),
-    pytest.mark.filterwarnings("ignore:There is a performance drop because:UserWarning"),
-    pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
 WORDS, LENGTH = 128, 6
 SMALL = {
     "vocab_size": WORDS,
