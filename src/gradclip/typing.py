@@ -25,6 +25,7 @@ from gradclip._src.annotations import (
     Method,
     NamedThresholds,
     Node,
+    OnMistake,
     Ord,
     Parameters,
     Policy,
@@ -46,7 +47,6 @@ from gradclip._src.annotations import (
 
 if TYPE_CHECKING:
     from gradclip._src.explained import Example, LayerOfExample
-    from gradclip._src.guard.settings import OnMistake
     from gradclip._src.guard.step import StepGuard
     from gradclip._src.monitor.advice import Advice, Candidate
     from gradclip._src.monitor.records import Columns, Counts, LayerOfSpike, Layers, LayerTable, Step
@@ -123,7 +123,6 @@ _WHEN_USED = {
     "LayerOfSpike": "gradclip._src.monitor.records",
     "LayerTable": "gradclip._src.monitor.records",
     "Layers": "gradclip._src.monitor.records",
-    "OnMistake": "gradclip._src.guard.settings",
     "Plan": "gradclip._src.private.ghost.plan",
     "PlannedLeaf": "gradclip._src.private.ghost.plan",
     "SensitivityCase": "gradclip._src.private.audit.self_test",

@@ -128,7 +128,7 @@ def literals(alias):
     return [name for part in get_args(alias) for name in literals(part)]
 
 
-TYPES = {name: names for name in dir(types) if (names := literals(getattr(types, name))) and name[0].isupper()}
+TYPES = {name: names for name, alias in vars(types).items() if (names := literals(alias)) and name[0].isupper()}
 
 
 @pytest.mark.parametrize("name", TYPES)

@@ -78,6 +78,7 @@ RuleName: TypeAlias = Literal["clip", "normalize", "automatic"]
 Relation: TypeAlias = Literal["add_or_remove_one", "replace_one", "zero_out"]
 Unit: TypeAlias = Literal["example", "group"]
 Method: TypeAlias = Literal["auto", "materialize", "ghost", "loop"]
+OnMistake: TypeAlias = Literal["warn", "raise"]
 
 AxisName: TypeAlias = Hashable
 """The name of a mesh axis, a tuple of names, or None."""

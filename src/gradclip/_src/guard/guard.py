@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gradclip._src.annotations import Meshes, Ord, ProcessGroups, Threshold
+from gradclip._src.annotations import Meshes, OnMistake, Ord, ProcessGroups, Threshold
 from gradclip._src.core.norms import Order
-from gradclip._src.guard.settings import Handle, OnMistake, Settings, seems_a_handle
+from gradclip._src.guard.settings import Handle, Settings, seems_a_handle
 from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.public import public
 from gradclip._src.thresholds.holder import AdaptiveThreshold

@@ -3,16 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeGuard, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, runtime_checkable
 
-from gradclip._src.annotations import Meshes, ProcessGroups
+from gradclip._src.annotations import Meshes, OnMistake, ProcessGroups
 from gradclip._src.core.norms import Order
 from gradclip._src.words import shown, typed
 
 if TYPE_CHECKING:
     from gradclip._src.guard.ranks import Ranks
-
-OnMistake = Literal["warn", "raise"]
 
 
 @runtime_checkable
