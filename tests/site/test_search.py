@@ -27,7 +27,7 @@ ANSWERS = {
     "npz": ["reference/command-line.html", "how-to/check-client-updates.html"],
     "epsilon": ["tutorials/private.html"],
     "bf16": ["bound.html", "help/glossary.html", "how-to/amp-accumulation-ddp.html"],
-    "lora": ["how-to/parameter-groups.html", "how-to/trainers.html", "per-example.html"],
+    "lora": ["how-to/lora-private.html", "how-to/parameter-groups.html"],
     "agc": ["which-clipping.html", "reference/functional.html", "reference/in-place.html"],
     "adaptive gradient clipping": ["which-clipping.html", "adaptive.html"],
     "clip by value": ["which-clipping.html", "reference/functional.html"],
