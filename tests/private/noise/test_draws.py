@@ -3,6 +3,7 @@
 import itertools
 import sys
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -90,9 +91,10 @@ def test_every_keystream_has_a_key_of_its_own():
     assert len({int(Keystream().words(1)[0]) for _ in range(100)}) == 100
 
 
-def test_without_the_cipher_all_words_are_the_systems(monkeypatch):
+@pytest.mark.parametrize("found", [None, SimpleNamespace(), SimpleNamespace(Cipher=1, algorithms=object(), modes=1)])
+def test_without_the_cipher_all_words_are_the_systems(found, monkeypatch):
     assert isinstance(keystream(), Keystream)
-    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers", None)
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers", found)
     assert isinstance(keystream(), SystemDraws)
 
 

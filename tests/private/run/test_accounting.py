@@ -247,3 +247,22 @@ def test_fine_cells_are_asked_about_the_answer_and_its_neighbour_alone(rate, ste
     assert answer == found
     assert 0 < found - below < 1.001e-3 * found
     assert run(found) <= epsilon < run(below)
+
+
+@pytest.mark.parametrize(
+    ("epsilon_of", "target"),
+    [
+        (lambda m, width: 8 + (1 + 100 * width) / m**2, 8.01),  # most is spent before
+        (lambda m, width: 50 + (1 + 100 * width) / m, 50.0000123),
+        (lambda m, width: 5.0 if m < 1.2345 else 0.0, 1.0),
+        (lambda m, width: math.inf if m < 3.1234 + width else 1e-3, 0.5),
+        (lambda m, width: (9.0 if width > 1e-3 else 1.0) / m, 1.5),
+        (lambda m, width: (1.0 if width > 3e-3 else 0.5 if width > 7e-4 else 3.0) / m, 1e-4),
+        (lambda m, width: 2.0 if m < 7 else 2.0 - 1e-12 * m, 2.0 - 1e-11),
+    ],
+)
+def test_the_answer_is_the_smallest_of_its_digits(epsilon_of, target):
+    # Wide cells of these functions point far off, or say nothing.
+    found = accounting.smallest_multiplier(epsilon_of, target)
+    unit = 10.0 ** (math.floor(math.log10(found)) - 3)
+    assert epsilon_of(found, accounting.FINEST) <= target < epsilon_of(found - unit, accounting.FINEST)

@@ -35,10 +35,10 @@ off by less than 2**-32. (The kernels compute it as 2**n times Taylor's polynomi
 log 2 / 2 + 2**-46 from 0: the remainder is below 2**-41, the roundings below 2**-49. NumPy has `exp`.) Where g > 100,
 100 stands for it. Then p is below 2**-104, and so is what stands for it: W is never decided to be below p, which needs
 p > 2**-53, and it is above p if k is 1 or more, but not if k is 0. If both ends of W are on one side of p, whatever
-that error, the comparison is decided. If not, about once in 10**9 attempts, or if V is above 40 or y beyond int64, p is
-computed in decimals, with bounds, and more bits of W are drawn until they decide. So W is uniform to all its bits, and
-all that is assumed of floating point is IEEE 754, and without kernels that the relative error of `numpy.exp` is below
-2**-32. Above a scale of 2**58, up to one attempt in 16 is beyond int64 and takes the decimals.
+that error, the comparison is decided. If not, about once in 10**9 attempts, or if V is above 40 or y is 2**62 or more,
+p is computed in decimals, with bounds, and more bits of W are drawn until they decide. So W is uniform to all its bits,
+and all that is assumed of floating point is IEEE 754, and without kernels that the relative error of `numpy.exp` is
+below 2**-32. Above a scale of 2**58, up to one attempt in 16 is beyond that and takes the decimals.
 """
 
 import decimal

@@ -65,10 +65,10 @@ def _zeros(size: int) -> bytes:
 
 
 def keystream() -> Draws:
-    """Return words of a new key, or the operating system's where the package cryptography is not installed."""
+    """Return words of a new key, or the operating system's where the package cryptography is not there or too old."""
     try:
         return Keystream()
-    except ModuleNotFoundError:
+    except (ImportError, AttributeError):
         return SystemDraws()
 
 

@@ -174,12 +174,22 @@ def smallest_multiplier(epsilon_of: Callable[[float, float], float], target: flo
     find the place, the finest decide.
     """
     target = _positive("epsilon", target)
-    near = _near(epsilon_of, target, _above(epsilon_of, target))
+    above = _above(epsilon_of, target)
+    near = _near(epsilon_of, target, above)
+    unit = _unit(near)
+    near = min(above, _moved(epsilon_of, target, float(math.ceil(Fraction(near) / unit) * unit)))
+    while True:
+        unit = _unit(near)
+        found = float(_first(partial(_keeps, epsilon_of, target, unit), math.ceil(Fraction(near) / unit)) * unit)
+        if _unit(found) >= unit:
+            return found
+        near = found
+
+
+def _unit(near: float) -> Fraction:
+    """Return a power of ten, of which a number has 4 digits, or 5 where its half has 4."""
     half = 2.0 ** (math.ceil(math.log2(near)) - 1)
-    unit = Fraction(10) ** (math.floor(math.log10(half)) - _DIGITS + 1)
-    count = math.ceil(Fraction(near) / unit)
-    better = _moved(epsilon_of, target, float(count * unit))
-    return float(_first(partial(_keeps, epsilon_of, target, unit), math.ceil(Fraction(better) / unit)) * unit)
+    return Fraction(10) ** (math.floor(math.log10(half)) - _DIGITS + 1)
 
 
 def _above(epsilon_of: Callable[[float, float], float], target: float) -> float:
@@ -210,33 +220,40 @@ def _near(epsilon_of: Callable[[float, float], float], target: float, above: flo
 
     What cells add to epsilon grows with the square of their width.
     """
-    near = _crossing(lambda multiplier: epsilon_of(multiplier, 100 * FINEST), target, 0.75 * above)
+    near = _crossing(lambda multiplier: epsilon_of(multiplier, 100 * FINEST), target, above)
     near = _crossing(lambda multiplier: epsilon_of(multiplier, 10 * FINEST), target, near)
     added = (epsilon_of(near, 10 * FINEST) - epsilon_of(near, 5 * FINEST)) * (10**2 - 1) / (10**2 - 5**2)
+    if not 0 < added < math.inf:
+        return near
     return _crossing(lambda multiplier: epsilon_of(multiplier, 10 * FINEST), target + added, near)
+
+
+def _crossing(falling: Callable[[float], float], target: float, high: float) -> float:
+    """Return about where a function crosses a target, at `high` or below."""
+    from scipy.optimize import brentq  # dp-accounting needs SciPy
+
+    def off(log_multiplier: float) -> float:
+        # Infinities and zeros are only far off.
+        return math.log(min(max(falling(math.exp(log_multiplier)) / target, 1e-9), 1e9))
+
+    end = math.log(high)
+    if off(end) >= 0:
+        return high
+    step = 0.05
+    while off(end - step) < 0:
+        end, step = end - step, 2 * step
+        if end < math.log(_SMALLEST_MULTIPLIER):
+            return math.exp(end)
+    return math.exp(brentq(off, end - step, end, xtol=1e-5))
 
 
 def _moved(epsilon_of: Callable[[float, float], float], target: float, near: float) -> float:
     """Return where the finest cells would reach a target, by their epsilon nearby and the slope of wider ones."""
     found, *ends = (epsilon_of(near, FINEST), *(epsilon_of(x, 10 * FINEST) for x in (near, 1.01 * near)))
-    if not 0 < ends[1] < ends[0] < math.inf or not 0 < found < math.inf:
+    if not 0 < ends[1] < ends[0] * (1 - 1e-6) or not 0 < found < math.inf or ends[0] == math.inf:
         return near
-    return near * (target / found) ** (math.log(1.01) / math.log(ends[1] / ends[0]))
-
-
-def _crossing(falling: Callable[[float], float], target: float, start: float) -> float:
-    """Return about where a function crosses a target, by secants of its logarithm. If they lead nowhere: the start."""
-    points = [(math.log(x), falling(x)) for x in (start, 1.01 * start)]
-    for _ in range(8):
-        (x, fx), (y, fy) = points[-2:]
-        if not (0 < fx < math.inf and 0 < fy < math.inf and fx != fy):
-            return start
-        step = (math.log(target) - math.log(fy)) * (y - x) / (math.log(fy) - math.log(fx))
-        step = max(-1.0, min(1.0, step))
-        if abs(step) < 1e-5:
-            return math.exp(y + step)
-        points.append((y + step, falling(math.exp(y + step))))
-    return math.exp(points[-1][0])
+    moved = math.log(target / found) * math.log(1.01) / math.log(ends[1] / ends[0])
+    return near * math.exp(max(-0.1, min(0.1, moved)))
 
 
 def _keeps(epsilon_of: Callable[[float, float], float], target: float, unit: Fraction, count: int) -> bool:

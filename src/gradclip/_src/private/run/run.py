@@ -238,7 +238,7 @@ class PrivateRun:
 
     @property
     def exact(self) -> bool:
-        """Whether noise is drawn exactly, from the system's random numbers."""
+        """Whether noise is drawn exactly, from the system's random numbers or a key that it draws."""
         return isinstance(self._rng, str)
 
     @with_advice
