@@ -195,7 +195,7 @@ def test_the_update_between_two_checkpoints(folder):
         (["check", "none.npz", "--max-norm", "1"], "there is no file"),
         (["check", "honest.npz", "--max-norm", "1", "--like", "none.npz"], "there is no file"),
         (["check", "honest.npz", "--max-norm", "1", "--like", "damaged.npz"], "error: --like: "),
-        (["check", "honest.npz", "--max-norm", "1", "--ord", "1.5"], "Pass ord as an integer from 1 to 8"),
+        (["check", "honest.npz", "--max-norm", "1", "--ord", "1.5"], "ord must be an integer from 1 to 8, inf or -inf"),
         (["norm", "honest.npz", "--ord", "0.5"], "ord must be a number >= 1"),
         (["norm", "honest.npz", "--ord", "two"], "ord must be a number >= 1"),
         (["norm", "honest.npz", "--ord", "9"], "ord must be at most 8"),

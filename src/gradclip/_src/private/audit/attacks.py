@@ -84,9 +84,7 @@ def _with_one(rng: np.random.Generator, values: Vector, element: float) -> Vecto
 
 KINDS: dict[str, Callable[[np.random.Generator, Room], Vector]] = {
     "ordinary numbers": _ordinary,
-    "norm at the threshold": lambda rng, room: (
-        room.direction(rng) * room.threshold * (1 + rng.integers(-1, 3) * room.roundoff)
-    ),
+    "norm at the threshold": _at_threshold,
     "far above the threshold": lambda rng, room: room.direction(rng) * room.threshold * 1e4,
     "one large element": lambda rng, room: _with_one(rng, np.zeros(room.step.size), 10 * room.threshold),
     "zeros": lambda rng, room: np.zeros(room.step.size),
