@@ -124,7 +124,8 @@ class AdaptiveThreshold:
 
         >>> max_norm = AdaptiveThreshold()
         >>> for norm in (5.0, 50.0):
-        ...     coefficient = min(1.0, float(max_norm.next_max_norm) / norm)  # multiply the gradients by it
+        ...     threshold = float(max_norm.next_max_norm)
+        ...     coefficient = min(1.0, threshold / norm)  # for the gradients
         ...     max_norm.observe(norm)
         >>> coefficient, max_norm.num_clipped
         (0.1, 1)
