@@ -115,8 +115,6 @@ def _filled(
         if noise is not None:
             sums[filled] = max(-(2**63), min(2**63 - 1, int(values[filled]) + noise))
             filled += 1
-            if filled == values.size:
-                return filled
 
 
 Place = tuple[int, int]
