@@ -20,17 +20,22 @@ INTEGERS = clipped_sum_sensitivity(0.5, batch_size=8, grid=GRID)
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Replace both samplers: the noise is 1000, 1001, ... in order. Returns what was asked for: (scale, integers)."""
+    """Replace all samplers: the noise is 1000, 1001, ... in order. Returns the scale and the integers of each."""
     calls = []
 
     def sampler(source, scale):
+        integers = []
+        calls.append((scale, integers))
+
         def counted_up(piece):
-            calls.append((scale, piece.tolist()))
-            return piece + 1000 + np.arange(piece.size)
+            noise = 1000 + len(integers) + np.arange(piece.size)
+            integers.extend(piece.tolist())
+            return piece + noise
 
         return counted_up
 
     monkeypatch.setattr(discrete, "sampler", sampler)
+    monkeypatch.setattr(discrete, "processors", lambda: 1)
     return calls
 
 

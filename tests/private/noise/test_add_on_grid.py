@@ -86,9 +86,13 @@ def test_floats_come_back_as_multiples():
 
 
 def test_flush_mode_changes_nothing():
-    tiny = np.array([2.0**-1030])
+    tiny = np.array([2.0**-140], np.float32)
     with flushing():
-        assert to_integers(tiny, -1030).tolist() == [1]
+        assert (tiny * np.float32(2)).tolist() == [0]
+        integers = to_integers(tiny, -140)
+        found = to_floats(integers, -140, np.float32)
+    assert integers.tolist() == [1]
+    assert found.tolist() == tiny.tolist()
 
 
 @pytest.mark.parametrize(

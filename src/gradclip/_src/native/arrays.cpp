@@ -28,7 +28,10 @@ bool has_avx512_variant() { return has_avx2_variant() && __builtin_cpu_supports(
 const KernelTable* avx512_table() {
   static const KernelTable table = [] {
     KernelTable kernels = kAvx2Kernels;
-    for (Kernels& of_dtype : kernels) of_dtype.multiply = kAvx512Multiply;
+    for (Kernels& of_dtype : kernels) {
+      of_dtype.multiply = kAvx512Multiply;
+      of_dtype.noise = kAvx512Noise;
+    }
     return kernels;
   }();
   return &table;

@@ -101,4 +101,5 @@ extern const KernelTable kBaselineKernels;
 extern const KernelTable kAvx2Kernels;
 // All else is as fast with AVX2.
 extern const decltype(Kernels::multiply) kAvx512Multiply;
+extern const decltype(Kernels::noise) kAvx512Noise;
 #endif

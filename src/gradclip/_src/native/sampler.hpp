@@ -29,17 +29,12 @@ constexpr double taylor = 1 / factorial<n>;
 double exp_doubled(double x, uint64_t doublings) {
   const double shifted = x * kLog2E + kToWhole;
   const double rest = x - (shifted - kToWhole) * kLog2;
-  double sum = taylor<10>;
-  sum = sum * rest + taylor<9>;
-  sum = sum * rest + taylor<8>;
-  sum = sum * rest + taylor<7>;
-  sum = sum * rest + taylor<6>;
-  sum = sum * rest + taylor<5>;
-  sum = sum * rest + taylor<4>;
-  sum = sum * rest + taylor<3>;
-  sum = sum * rest + taylor<2>;
-  sum = sum * rest + 1.0;
-  sum = sum * rest + 1.0;
+  // In three sums of few steps each, which a processor computes side by side: one long sum waits for each of its steps.
+  const double squared = rest * rest, to_4 = squared * squared;
+  const double from_0 = (1.0 + rest) + (taylor<2> + taylor<3> * rest) * squared;
+  const double from_4 = (taylor<4> + taylor<5> * rest) + (taylor<6> + taylor<7> * rest) * squared;
+  const double from_8 = (taylor<8> + taylor<9> * rest) + taylor<10> * squared;
+  const double sum = from_0 + (from_4 + from_8 * to_4) * to_4;
   const uint64_t exponent = std::bit_cast<uint64_t>(shifted) - std::bit_cast<uint64_t>(kToWhole) + doublings;
   return std::bit_cast<double>(std::bit_cast<uint64_t>(sum) + (exponent << 52));
 }

@@ -103,17 +103,20 @@ def checked_multiplier(noise_multiplier: object) -> float:
 
 @with_subnormals
 def to_integers(numbers: np.ndarray, exponent: int) -> np.ndarray:
-    """Return float64 numbers divided by 2**exponent, clamped and rounded to int64; 0 for NaN."""
+    """Return floats divided by 2**exponent, from -1000 to 1000, clamped and rounded to int64; 0 for NaN."""
     with np.errstate(all="ignore"):
-        scaled = np.ldexp(numbers, -exponent)
-        whole = np.rint(np.clip(scaled, -_LARGEST, _LARGEST))
-    return np.where(np.isnan(whole), 0.0, whole).astype(np.int64)
+        scaled = np.multiply(numbers, math.ldexp(1.0, -exponent), dtype=np.float64)
+        np.clip(scaled, -_LARGEST, _LARGEST, out=scaled)
+        np.rint(scaled, out=scaled)
+    np.copyto(scaled, 0.0, where=np.isnan(scaled))
+    return scaled.astype(np.int64)
 
 
 @with_subnormals
-def to_floats(integers: np.ndarray, exponent: int) -> np.ndarray:
-    """Return integers times 2**exponent, in float64. `exponent`: that of a normal number."""
-    return integers * math.ldexp(1.0, exponent)
+def to_floats(integers: np.ndarray, exponent: int, dtype: Any = np.float64) -> np.ndarray:
+    """Return integers times 2**exponent, from -1000 to 1000, rounded to float64 and then to the dtype."""
+    with np.errstate(over="ignore"):  # as the sum itself may
+        return (integers * math.ldexp(1.0, exponent)).astype(dtype, copy=False)
 
 
 def _in_range(scale: float) -> float:
@@ -327,25 +330,29 @@ def _exactly(
     if integers:
         scale = noise_on_integers(sensitivity.in_steps or 0.0, multiplier)
         given = [host.on_host(leaf).data.reshape(-1) for host, leaf in zip(hosts, leaves, strict=True)]
-        noised = with_discrete_gaussian(_joined(given, np.int64), scale, source)
+        noised = with_discrete_gaussian(given, scale, source)
     else:
         _check_not_narrowed(leaves, sensitivity)
         elements = sum(math.prod(leaf.shape) for leaf in leaves)
         exponent, scale = noise_on_floats(sensitivity.total, max(1, elements), multiplier)
-        given = [host.numbers([leaf])[0] for host, leaf in zip(hosts, leaves, strict=True)]
+        given = [_floats(host, leaf) for host, leaf in zip(hosts, leaves, strict=True)]
         noised = with_discrete_gaussian(
-            _joined(given, np.float64),
+            given,
             scale,
             source,
-            around=lambda sampler: lambda piece: to_floats(sampler(to_integers(piece, exponent)), exponent),
+            around=lambda sampler: (
+                lambda piece: to_floats(sampler(to_integers(piece, exponent)), exponent, piece.dtype)
+            ),
         )
-    kept = np.split(noised, np.cumsum([x.size for x in given])[:-1]) if given else []
     with np.errstate(over="ignore"):  # float16 may overflow, as the sum itself may
         return [
-            host.like(leaf, bare_name(leaf.dtype), part.reshape(leaf.shape))
-            for host, leaf, part in zip(hosts, leaves, kept, strict=True)
+            host.like(leaf, bare_name(leaf.dtype), sums.reshape(leaf.shape))
+            for host, leaf, sums in zip(hosts, leaves, noised, strict=True)
         ]
 
 
-def _joined(arrays: list[np.ndarray], dtype: type) -> np.ndarray:
-    return np.concatenate([np.zeros(0, dtype), *arrays])
+def _floats(framework: Any, leaf: Any) -> np.ndarray:
+    """Return the numbers of a leaf, in float32 or float64."""
+    return (
+        framework.on_host(leaf).data.reshape(-1) if bare_name(leaf.dtype) == "float32" else framework.numbers([leaf])[0]
+    )

@@ -56,6 +56,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gradclip._src import native
+from gradclip._src.backends.host.arrays import aligned_empty
 from gradclip._src.private.noise.draws import Draws, SystemDraws, keystream
 
 _MARGIN = 2.0**-30
@@ -227,36 +228,40 @@ _enabling = Lock()
 
 
 def with_discrete_gaussian(
-    values: np.ndarray,
+    arrays: Sequence[np.ndarray],
     scale: float,
     source: str = "system",
     threads: int | None = None,
     *,
     around: Callable[[Sampler], Sampler] = lambda sampler: sampler,
-) -> np.ndarray:
-    """Return int64 integers (1-D) plus independent noise, in an array of the dtype of `values`.
+) -> list[np.ndarray]:
+    """Return int64 integers (1-D) plus independent noise, in arrays of the same dtypes.
 
     Args:
-        values: the integers, or what `around` makes integers of.
+        arrays: the integers, or what `around` makes integers of.
         scale: the standard deviation of the noise.
         source: one of `EXACT`.
         threads: None for as many as processors may be used.
         around: makes integers before a sampler and their sums what they were after it, piece by piece.
     """
-    size, sums = _AT_ONCE[source], np.empty_like(values)
-    starts = range(0, values.size, size)
-    workers = min(len(starts), processors() if threads is None else threads)
+    size, sums = _AT_ONCE[source], [aligned_empty(x.shape, x.dtype) for x in arrays]
+    pieces = [
+        (x[at : at + size], y[at : at + size])
+        for x, y in zip(arrays, sums, strict=True)
+        for at in range(0, x.size, size)
+    ]
+    workers = min(len(pieces), processors() if threads is None else threads)
 
-    def write(own: Sequence[int]) -> None:
+    def write(own: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
         plus_noise = around(sampler(source, scale))  # one for each thread
-        for start in own:
-            sums[start : start + size] = plus_noise(values[start : start + size])
+        for given, into in own:
+            into[:] = plus_noise(given)
 
     if workers == 1:
-        write(starts)
+        write(pieces)
     elif workers:
         with ThreadPoolExecutor(workers) as pool:
-            list(pool.map(write, (starts[first::workers] for first in range(workers))))
+            list(pool.map(write, (pieces[first::workers] for first in range(workers))))
     return sums
 
 
