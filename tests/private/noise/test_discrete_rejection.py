@@ -13,6 +13,7 @@ from gradclip._src import native
 from gradclip._src.private.noise import discrete
 from gradclip._src.private.noise.discrete import target_of, with_noise
 from gradclip._src.private.noise.draws import SeededDraws, SystemDraws
+from host_arrays import IN_USE, VARIANTS
 
 SCALES = [1.0, 3.7, 64.0, 1448.1, 2.0**20 * 1.979, 2.0**31, 1e15 / 7, 2.0**60]
 
@@ -82,9 +83,16 @@ def test_kernels_numpy_and_exact_arithmetic_decide_the_same(scale, monkeypatch):
     assert native.kernels is not None
     count = 300 if scale == 2.0**60 else 100_000
     values = np.random.default_rng(3).integers(-(2**63), 2**63 - 1, count)
-    quick, few = (with_noise(given, scale, seeded(1)) for given in (values, values[:300]))
+    few, found = with_noise(values[:300], scale, seeded(1)), {}
+    try:
+        for variant in VARIANTS:
+            native.kernels.use_variant(variant)
+            found[variant] = with_noise(values, scale, seeded(1)).tolist()
+    finally:
+        native.kernels.use_variant(IN_USE)
     without_kernels(monkeypatch)
-    assert with_noise(values, scale, seeded(1)).tolist() == quick.tolist()
+    expected = with_noise(values, scale, seeded(1)).tolist()
+    assert [variant for variant, sums in found.items() if sums != expected] == []
 
     def nothing(target, first, second):
         return (np.zeros(first.size, np.int64), *(np.zeros(first.size, bool),) * 2)
