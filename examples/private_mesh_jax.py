@@ -36,7 +36,7 @@ def main():
     params = jax.device_put(jnp.zeros(3), whole)
     for rows, mask in batches:
         summed = compiled(params, *jax.device_put((x[rows], y[rows], mask), split))
-        noisy = jax.device_put(run.add_noise(summed), whole)  # drawn once: all devices get the same
+        noisy = run.add_noise(summed)  # drawn once: all devices get the same
         params = params - 0.5 * noisy / (0.2 * 400)
 
     copies = [np.asarray(shard.data) for shard in params.addressable_shards]

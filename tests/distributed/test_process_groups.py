@@ -20,6 +20,7 @@ from gradclip._src.backends.torch.distributed import device_for
     (2, "tied.py"),
     (3, "tied.py"),
     (4, "two_dimensions.py"),
+    (4, "noise_of_parts.py"),
     (4, "misuse.py"),
     (2, "wrappers.py"),
     (2, "optimizers.py"),

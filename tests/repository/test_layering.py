@@ -78,7 +78,7 @@ def test_frameworks_are_named_in_few_rooms():
     rooms = {"annotations", "backends", "guard", "integrations", "private", "step", "updates"}
     found = structure.importing({"jax", "tensorflow", "torch"})
     assert {structure.room_of(name) for name in found} == rooms
-    inside = ("private.batching.", "private.ghost.", "updates.files.")
+    inside = ("private.batching.", "private.ghost.", "private.noise.", "updates.files.")
     others = [name for name in found if structure.room_of(name) in ("private", "updates")]
     assert all(name.startswith(tuple(f"gradclip._src.{room}" for room in inside)) for name in others)
 

@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from frameworks import WITH_FLOAT32, by_name
 from gradclip import PoissonBatches, PrivateRun
 from gradclip._src.private.noise import discrete
 from gradclip._src.private.noise.add import add_noise
 from gradclip._src.private.sums.sensitivity import Sensitivity, clipped_sum_sensitivity
+from recorded import recorded
 
 ONE = Sensitivity(1.0, "example", relation="add_or_remove_one")
 GRID = clipped_sum_sensitivity(1.0, batch_size=8, grid=2**20)
@@ -90,31 +90,10 @@ def test_in_compiled_jax_code():
     assert add_noise(summed, ONE, noise_multiplier=2.0, rng=jax.random.PRNGKey(1))["b"].tolist() == eager["b"].tolist()
 
 
-def recorded(name):
-    """Return a way to record a function of one vector, and to run the recording."""
-    if name == "tf.function":
-        import tensorflow as tf
-
-        return lambda fun: tf.function(fun)(tf.zeros(2))
-    return {
-        "jax.jit": lambda fun: jax.jit(fun)(jnp.ones(2)),
-        "jax.vmap": lambda fun: jax.vmap(fun)(jnp.ones((2, 2))),
-        "torch.compile": lambda fun: torch.compile(fun, backend="eager")(torch.ones(2)),
-        "torch.vmap": lambda fun: torch.vmap(fun, randomness="same")(torch.ones(2, 2)),
-        "make_fx": lambda fun: make_fx(fun)(torch.ones(2)),
-    }[name]
-
-
 RECORDERS = ["jax.jit", "jax.vmap", "torch.compile", "torch.vmap", "make_fx", "tf.function"]
 
 
 MAKERS = {"torch.compile": "torch", "torch.vmap": "torch", "make_fx": "torch", "tf.function": "tensorflow"}
-
-
-@pytest.mark.parametrize("name", RECORDERS)
-def test_exact_noise_is_not_for_compiled_code(name):
-    with pytest.raises(ValueError, match=r"rng='system' draws outside of compiled code. Return the sum"):
-        recorded(name)(lambda x: add_noise(x, ONE, noise_multiplier=1.0, rng="system"))
 
 
 @pytest.mark.parametrize("name", RECORDERS)
@@ -169,3 +148,10 @@ def test_what_holds_no_numbers_comes_back():
     found = add_noise({"w": jnp.ones(2), "step": empty, "none": None}, ONE, noise_multiplier=1.0, rng=jax.random.key(0))
     assert found["step"] is empty
     assert found["none"] is None
+
+
+def test_a_sum_of_several_processes_is_for_compiled_code(monkeypatch):
+    x = jnp.zeros(3)
+    monkeypatch.setattr(type(x), "is_fully_addressable", False)  # a real one needs several processes
+    with pytest.raises(ValueError, match=r"on devices of several processes. Call add_noise inside of jax.jit"):
+        add_noise(x, ONE, noise_multiplier=1.0)

@@ -45,8 +45,10 @@ class Jax(Framework):
 
     def beside(self, array: jax.Array, like: jax.Array) -> jax.Array:
         values = jax.lax.stop_gradient(array)
-        traced = self.is_traced(array) or self.is_traced(like)
-        return values if traced or array.devices() == like.devices() else jax.device_put(values, like.sharding)
+        if self.is_traced(array) or self.is_traced(like):
+            return values
+        there = array.sharding == like.sharding if array.shape == like.shape else array.devices() == like.devices()
+        return values if there else jax.device_put(values, like.sharding)
 
     def is_traced(self, array: object) -> bool:
         return isinstance(array, jax.core.Tracer)

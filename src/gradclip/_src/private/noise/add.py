@@ -1,24 +1,11 @@
-"""`add_noise`: a clipped sum with Gaussian noise, drawn exactly on the integers or by a framework's generator.
-
-A sum on a grid. Let one unit move the vector of integers by at most `in_steps`. Noise of standard deviation
-m * in_steps has noise multiplier m. That is rounded up to float64, so the multiplier is never smaller than m.
-
-A sum of floats x, of D elements, which one unit moves by at most `total`. Each element is divided by a step s, clamped
-to [-2**62, 2**62] and rounded to the nearest integer. s is a power of two, so the division is exact, up to numbers that
-round to 0 or are clamped anyway. Clamping moves no two numbers further apart, and rounding moves each number by at most
-1/2. So by the triangle inequality one unit moves the integers by at most total / s + sqrt(D). s is the largest power of
-two with sqrt(D) * s <= total / 2**16: the noise grows by at most a factor of 1 + 2**-16. It depends on `total` and D
-alone, which are public. NaN becomes 0 and infinities are clamped: raising an error would reveal them.
-"""
+"""`add_noise`: a clipped sum with Gaussian noise, drawn exactly on the integers or by a framework's generator."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import optree
 
 from gradclip._src.annotations import Tree
@@ -28,69 +15,18 @@ from gradclip._src.core.formats import bare_name, dtype_name, format_named, is_e
 from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.passed.leaves import first_sparse
 from gradclip._src.private.batching.calls import ExampleOutputs
-from gradclip._src.private.noise.discrete import EXACT, with_discrete_gaussian
+from gradclip._src.private.noise.discrete import EXACT
+from gradclip._src.private.noise.exact import ExactNoise, noise_on_floats, noise_on_integers
+from gradclip._src.private.noise.programs import noise_in_programs
 from gradclip._src.private.sums.clip import PerExampleInfo
-from gradclip._src.private.sums.rounding import root_up, rounded_up
 from gradclip._src.private.sums.sensitivity import Sensitivity
 from gradclip._src.private.sums.settings import as_number
 from gradclip._src.public import public
 from gradclip._src.tree import FlatTree, flatten
 from gradclip._src.words import shown
 
-FEWEST_STEPS = 64
-_MOST_STEPS = 2**60
-_LARGEST = 2.0**62
-_FINENESS = 2**16
-
-
-class Noise(NamedTuple):
-    """Noise for floats that are rounded to multiples of 2**exponent: `scale` is its standard deviation in those."""
-
-    exponent: int
-    scale: float
-
-
-def noise_on_integers(in_steps: float, noise_multiplier: float) -> float:
-    """Return the standard deviation of noise for integers that one unit moves by at most `in_steps`, rounded up.
-
-    Raises ValueError for fewer than 64 steps, for which the accounting of discrete noise is not proven.
-
-    >>> noise_on_integers(1024.0, 1.5)
-    1536.0
-    """
-    scale = rounded_up(Fraction(noise_multiplier) * Fraction(in_steps))
-    if scale < FEWEST_STEPS:
-        finer = -(-FEWEST_STEPS // Fraction(scale))
-        raise ValueError(
-            f"noise of {scale:g} steps is too coarse: the accounting needs {FEWEST_STEPS}. Pass a grid with at least "
-            f"{finer} times as many steps."
-        )
-    return _in_range(scale)
-
-
-def noise_on_floats(total: float, elements: int, noise_multiplier: float) -> Noise:
-    """Return the step to which floats are rounded, and the noise in steps.
-
-    Raises ValueError for fewer than 64 steps, and for a sensitivity near the ends of float64's range.
-
-    >>> noise_on_floats(1.0, 4, 1.0)
-    Noise(exponent=-17, scale=131074.0)
-    """
-    if not 2.0**-800 <= total <= 2.0**800:
-        raise ValueError(
-            f"the sensitivity must be from 2**-800 to 2**800 to round a sum to multiples of a step, got {total!r}. "
-            "Scale the gradients, and max_norm with them."
-        )
-    root = Fraction(root_up(Fraction(elements)))
-    exponent = _floor_log2(Fraction(total) / (_FINENESS * root))
-    moved = Fraction(total) / Fraction(2) ** exponent + root
-    scale = rounded_up(Fraction(noise_multiplier) * moved)
-    if scale < FEWEST_STEPS:
-        raise ValueError(
-            f"noise_multiplier must be larger: with {noise_multiplier!r} the noise has {scale:g} steps, and the "
-            f"accounting needs {FEWEST_STEPS}."
-        )
-    return Noise(exponent, _in_range(scale))
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+_NOT_SUMS = (ExampleOutputs, PerExampleInfo)
 
 
 def checked_multiplier(noise_multiplier: object) -> float:
@@ -99,41 +35,6 @@ def checked_multiplier(noise_multiplier: object) -> float:
     if not 0 < multiplier < float("inf"):
         raise ValueError(f"noise_multiplier must be positive and finite, got {noise_multiplier!r}.")
     return multiplier
-
-
-@with_subnormals
-def to_integers(numbers: np.ndarray, exponent: int) -> np.ndarray:
-    """Return floats divided by 2**exponent, from -1000 to 1000, clamped and rounded to int64; 0 for NaN."""
-    with np.errstate(all="ignore"):
-        scaled = np.multiply(numbers, math.ldexp(1.0, -exponent), dtype=np.float64)
-        np.clip(scaled, -_LARGEST, _LARGEST, out=scaled)
-        np.rint(scaled, out=scaled)
-    np.copyto(scaled, 0.0, where=np.isnan(scaled))
-    return scaled.astype(np.int64)
-
-
-@with_subnormals
-def to_floats(integers: np.ndarray, exponent: int, dtype: Any = np.float64) -> np.ndarray:
-    """Return integers times 2**exponent, from -1000 to 1000, rounded to float64 and then to the dtype."""
-    with np.errstate(over="ignore"):  # as the sum itself may
-        return (integers * math.ldexp(1.0, exponent)).astype(dtype, copy=False)
-
-
-def _in_range(scale: float) -> float:
-    if scale > _MOST_STEPS:
-        raise ValueError(
-            f"noise of {scale:g} steps would not fit int64. Lower noise_multiplier, or pass a coarser grid."
-        )
-    return scale
-
-
-def _floor_log2(value: Fraction) -> int:
-    exponent = value.numerator.bit_length() - value.denominator.bit_length()
-    return exponent if Fraction(2) ** exponent <= value else exponent - 1
-
-
-_FLOATS = ("float16", "bfloat16", "float32", "float64")
-_NOT_SUMS = (ExampleOutputs, PerExampleInfo)
 
 
 @public
@@ -164,12 +65,17 @@ def add_noise(summed: Tree, sensitivity: Sensitivity, *, noise_multiplier: float
     numbers are not normally distributed in their last bits, which can reveal the sum (Mironov 2012), and the generator
     may be predictable. Use it to try settings. It refuses sums on a grid.
 
-    Devices that hold the same sum must release the same noise: draw on one, and send the result to the others.
+    Inside `jax.jit` and `torch.compile`, exact noise is drawn anew at each run of the program, by a callback to the
+    host. Devices that hold the same sum get the same noise: arrays on JAX meshes have it drawn once, and each part of a
+    PyTorch distributed tensor is drawn by the first process that holds it. Where each process has a plain tensor of its
+    own, draw on one, and send the result to the others.
 
     Raises:
         ValueError: a noise multiplier that is not positive and finite, a sensitivity that is infinite, unknown or 0, a
-        grid so coarse that the noise has fewer than 64 steps, a distributed tensor; with exact noise, a traced sum, or
-        one that was cast to a narrower dtype than the sensitivity is for.
+        grid so coarse that the noise has fewer than 64 steps; with exact noise, a sum inside of `jax.shard_map`,
+        `torch.func.vmap` or `tf.function`, one that was cast to a narrower dtype than the sensitivity is for, JAX
+        arrays of several processes outside of `jax.jit`, distributed tensors beside plain ones, or not added up yet;
+        with a generator, distributed tensors.
         TypeError: a sensitivity that is a number, an `rng` of another kind, leaves that are complex, sparse or
         integers of a float sum, outputs of single examples beside the sum. ModuleNotFoundError: "opendp" without
         OpenDP: pip install '.[private]' in a clone.
@@ -248,8 +154,6 @@ def _counted(flat: FlatTree, sensitivity: Sensitivity) -> tuple[list[int], bool]
             f"{flat.paths()[sparse.place] or 'the sum'} is {sparse.kind}. Zeros need noise as well: make it dense by "
             f"{sparse.method}."
         )
-    if any_distributed(flat.leaves):
-        raise ValueError("the sum is a distributed tensor. Pass .full_tensor(), on one process, and send the result.")
     wanted = _FLOATS if sensitivity.in_steps is None else ("int64",)
     places = []
     for place, leaf in enumerate(flat.leaves):
@@ -302,6 +206,11 @@ def _by_generator(
             "noise for a sum on a grid is exact: pass rng='system'. A framework's generator draws floating-point "
             "numbers, which would undo what the grid is for."
         )
+    if any_distributed(leaves):
+        raise ValueError(
+            "the sum is a distributed tensor, for which noise is exact: pass rng='system'. Each process has its own "
+            "generator, and those that hold the same part would draw different noise."
+        )
     std, noised = sensitivity.noise_std(multiplier), []
     frameworks = [framework_of(leaf) for leaf in leaves]
     if frameworks:
@@ -320,39 +229,24 @@ def _by_generator(
 def _exactly(
     leaves: Sequence[Any], integers: bool, sensitivity: Sensitivity, multiplier: float, source: str
 ) -> list[Any]:
-    """Return the leaves with discrete Gaussian noise on integers."""
-    hosts: list[Any] = [framework_of(leaf) for leaf in leaves]
-    if is_recorded(leaves):
-        raise ValueError(
-            f"rng={source!r} draws outside of compiled code. Return the sum from the compiled function, and call "
-            "add_noise on it."
-        )
+    """Return the leaves with discrete Gaussian noise on integers, now or whenever a recorded program runs."""
+    recorded = is_recorded(leaves)
     if integers:
-        scale = noise_on_integers(sensitivity.in_steps or 0.0, multiplier)
-        given = [host.on_host(leaf).data.reshape(-1) for host, leaf in zip(hosts, leaves, strict=True)]
-        noised = with_discrete_gaussian(given, scale, source)
+        noise = ExactNoise(source, noise_on_integers(sensitivity.in_steps or 0.0, multiplier))
     else:
         _check_not_narrowed(leaves, sensitivity)
         elements = sum(math.prod(leaf.shape) for leaf in leaves)
         exponent, scale = noise_on_floats(sensitivity.total, max(1, elements), multiplier)
-        given = [_floats(host, leaf) for host, leaf in zip(hosts, leaves, strict=True)]
-        noised = with_discrete_gaussian(
-            given,
-            scale,
-            source,
-            around=lambda sampler: (
-                lambda piece: to_floats(sampler(to_integers(piece, exponent)), exponent, piece.dtype)
-            ),
+        noise = ExactNoise(source, scale, exponent)
+    if recorded:
+        return noise_in_programs(leaves, noise)
+    if not all(getattr(leaf, "is_fully_addressable", True) for leaf in leaves):
+        raise ValueError(
+            "the sum is on devices of several processes. Call add_noise inside of jax.jit: the first device has the "
+            "noise drawn, and sends it to all."
         )
-    with np.errstate(over="ignore"):  # float16 may overflow, as the sum itself may
-        return [
-            host.like(leaf, bare_name(leaf.dtype), sums.reshape(leaf.shape))
-            for host, leaf, sums in zip(hosts, leaves, noised, strict=True)
-        ]
+    if any_distributed(leaves):
+        from gradclip._src.private.noise.torch import noise_on_parts
 
-
-def _floats(framework: Any, leaf: Any) -> np.ndarray:
-    """Return the numbers of a leaf, in float32 or float64."""
-    return (
-        framework.on_host(leaf).data.reshape(-1) if bare_name(leaf.dtype) == "float32" else framework.numbers([leaf])[0]
-    )
+        return noise_on_parts(leaves, noise)
+    return noise.added(leaves)

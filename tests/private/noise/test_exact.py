@@ -6,9 +6,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from gradclip._src.private.noise.add import (
+from gradclip._src.private.noise.add import checked_multiplier
+from gradclip._src.private.noise.exact import (
     FEWEST_STEPS,
-    checked_multiplier,
     noise_on_floats,
     noise_on_integers,
     to_floats,

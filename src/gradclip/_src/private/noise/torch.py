@@ -1,0 +1,79 @@
+"""Exact noise for PyTorch: in compiled programs, and for distributed tensors.
+
+Programs of `torch.compile` call an operator that they do not look into. Each part of a distributed tensor is drawn
+once, by the first process that holds it, and sent to the others.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Partial, Replicate
+
+from gradclip._src.private.noise.exact import ExactNoise
+from gradclip._src.words import typed
+
+
+# The tag: two calls on one sum are two draws, and none is computed again for a backward pass.
+@torch.library.custom_op("gradclip::exact_noise", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+def exact_noise(leaves: Sequence[torch.Tensor], source: str, scale: float, exponent: int | None) -> list[torch.Tensor]:
+    """Return tensors plus noise."""
+    return ExactNoise(source, scale, exponent).added(leaves)
+
+
+@exact_noise.register_fake
+def _like(leaves: Sequence[torch.Tensor], source: str, scale: float, exponent: int | None) -> list[torch.Tensor]:
+    return [x.new_empty(x.shape) for x in leaves]
+
+
+def called_back(leaves: Sequence[torch.Tensor], noise: ExactNoise) -> list[torch.Tensor]:
+    """Return traced tensors plus noise."""
+    return exact_noise(list(leaves), *noise)
+
+
+def noise_on_parts(leaves: Sequence[Any], noise: ExactNoise) -> list[DTensor]:
+    """Return distributed tensors plus noise. Raise ValueError, on every process alike, for others among them."""
+    for leaf in leaves:
+        _check(leaf)
+    parts = [leaf.to_local() for leaf in leaves]
+    own = [place for place, leaf in enumerate(leaves) if _draws(leaf)]
+    drawn = dict(zip(own, noise.added([parts[place] for place in own]), strict=True))
+    return [_copied(leaf, drawn.get(place, parts[place])) for place, leaf in enumerate(leaves)]
+
+
+def _check(leaf: Any) -> None:
+    if not isinstance(leaf, DTensor):
+        raise ValueError(
+            f"the sum has distributed tensors, and beside them {typed(leaf)}, of which every process may hold a copy. "
+            "Distribute it over the same mesh, as Replicate() for instance."
+        )
+    if any(isinstance(placement, Partial) for placement in leaf.placements):
+        raise ValueError(
+            f"the sum is not added up yet, its placements are {leaf.placements}. Call .redistribute() on it, with "
+            "Shard or Replicate in place of Partial."
+        )
+    mesh, processes = leaf.device_mesh, dist.get_world_size()
+    if mesh.size() != processes:
+        raise ValueError(
+            f"the sum is on a mesh of {mesh.size()} of {processes} processes, and the others may hold it as well. Use "
+            "a mesh of all processes, with Replicate() where they hold the same."
+        )
+
+
+def _draws(leaf: DTensor) -> bool:
+    """Say whether this process is the first of those that hold the same part."""
+    coordinate = leaf.device_mesh.get_coordinate() or ()
+    return all(
+        not at for at, placement in zip(coordinate, leaf.placements, strict=True) if isinstance(placement, Replicate)
+    )
+
+
+def _copied(leaf: DTensor, part: Any) -> DTensor:
+    """Return the distributed tensor of parts, each sent to all who hold it, along one dimension after the other."""
+    mesh, part = leaf.device_mesh, part.detach().clone(memory_format=torch.contiguous_format)
+    for dimension, placement in enumerate(leaf.placements):
+        if isinstance(placement, Replicate):
+            dist.broadcast(part, group=mesh.get_group(dimension), group_src=0)
+    whole = torch.empty(leaf.shape, device="meta")
+    return DTensor.from_local(part, mesh, leaf.placements, run_check=False, shape=leaf.shape, stride=whole.stride())
