@@ -69,7 +69,7 @@ def test_the_sum_is_that_of_one_device(kind, devices, method):
         params = {name: jax.device_put(x, NamedSharding(mesh, P())) for name, x in PARAMS.items()}
         batch = placed(mesh, [P("x"), P("x")], BATCH)
         masks = placed(mesh, [P("x"), P("x")], [MASK, without])
-        for options in OPTIONS.values() if devices == 8 else [OPTIONS["longer"]]:
+        for options in OPTIONS.values():
             clipped = function(method=method, **options)
             call = jax.jit(lambda p, x, y, mask, clipped=clipped: clipped(p, x, y, mask=mask))
             sums = []
