@@ -185,9 +185,7 @@ def test_noise_is_drawn_once_for_each_element_of_the_whole_sum(kind, spec):
     noisy = gradclip.add_noise(total, sensitivity, noise_multiplier=2.0)
     assert len(set(np.asarray(noisy).tolist())) > 4000
     assert np.std(noisy) == pytest.approx(2.0, rel=0.2)
-    assert noisy.sharding.num_devices == 1
-    again = jax.device_put(noisy, NamedSharding(mesh, P()))
-    assert all(np.array_equal(shard.data, noisy) for shard in again.addressable_shards)
+    assert noisy.sharding.is_equivalent_to(total.sharding, 1)
 
 
 def test_the_example_trains_on_eight_devices(capsys):
