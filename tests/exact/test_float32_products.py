@@ -40,7 +40,8 @@ def test_each_is_just_below_the_exact_product(framework, magnitude, dense):
         found = framework.to_numpy(clipped).tolist()
         for before, after in zip(x.tolist(), found, strict=True):
             exact = abs(Fraction(before)) * Fraction(threshold) / total
-            assert exact - 4 * unit(exact) <= abs(Fraction(after)) <= exact
+            units = 4 if Fraction(threshold) / total >= SMALLEST_NORMAL else 5
+            assert exact - units * unit(exact) <= abs(Fraction(after)) <= exact
             assert math.copysign(1.0, after) == math.copysign(1.0, before)
         if min(total, Fraction(threshold)) > SMALLEST_NORMAL * 2**40:
             assert sum(abs(Fraction(v)) for v in found) >= Fraction(threshold) * (1 - Fraction(1, 10**5))
@@ -53,6 +54,17 @@ def test_products_below_the_normal_range_are_not_rounded_up(framework):
     x = framework.array(np.array([3.0, 2.0]) * step)
     clipped = gradclip.clip_by_global_norm(x, 3.0 * step, ord=1)[0]
     assert framework.to_numpy(clipped).tolist() == [step, 0.0]
+
+
+@pytest.mark.parametrize("framework", HOSTS, ids=by_name)
+def test_two_factors_do_not_round_up_to_the_smallest_normal_number(framework):
+    """The product with the first is the number below 1, and the second rounds it again."""
+    for share in (0.0625, 0.25, 0.375):
+        threshold = 2.0**-126 * (1.0 - share * 2.0**-24)
+        for number in (1.974029, 1.6010954, 1.6132176, 1.9049007, 1.8598387, *np.arange(1.0, 2.0, 2.0**-4)):
+            x = framework.array(np.array([number]))
+            clipped = gradclip.clip_by_global_norm(x, threshold)[0]
+            assert Fraction(float(framework.to_numpy(clipped)[0])) <= Fraction(threshold)
 
 
 @pytest.mark.parametrize("framework", HOSTS, ids=by_name)

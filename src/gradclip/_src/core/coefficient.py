@@ -25,7 +25,9 @@ Let N be the exact norm of the gradients and C the threshold `max_norm`. The res
 
 A coefficient can be outside the normal range of the product's format (float64: a norm of 1e308 and C = 1e-20), where
 steps 3 and 4 would not hold. It is then split into two factors. One is a power of two: multiplying by it is exact,
-unless the product falls below the normal range. A coefficient below 2**-2041 (float64) or 2**-252 (float32) is 0.
+unless the product falls below the normal range. From there it may be rounded once more, up to the smallest normal
+number, so the other factor of float32 is lowered by another v; results are then less than five units too low. A
+coefficient below 2**-2041 (float64) or 2**-252 (float32) is 0.
 
 Compilers may turn (a / b) / c into a / (b * c), or a / b into a * (1 / b). So divisors of norms are powers of two
 here (`settled`), and no number is near the ends of the range unless the result needs it.
@@ -54,6 +56,7 @@ _WIDE_SECOND = 2.0**-1020
 _WIDE_FIRST = 2.0**1000
 _NARROW_SECOND = 2.0**-126
 NARROW_LOWERED = 1.0 - 2.0**-23
+_TWICE_ROUNDED = 1.0 - 2.0**-24
 
 
 def coefficient(
@@ -158,7 +161,8 @@ def _narrow(backend: Backend, factor: Array) -> Factors:
     lowered = factor * NARROW_LOWERED
     one = xp.ones_like(factor)
     tiny, huge = lowered < _NARROW_SECOND, lowered > 2.0**100
-    first = _flushed(xp, xp.where(tiny, lowered / _NARROW_SECOND, lowered), _NARROW_SECOND)
+    first = xp.where(tiny, lowered / _NARROW_SECOND * _TWICE_ROUNDED, lowered)
+    first = _flushed(xp, first, _NARROW_SECOND)
     capped = xp.where(huge, xp.where(lowered > 2.0**200, one * 2.0**200, lowered), one) * _NARROW_SECOND
     first = xp.where(huge, one / _NARROW_SECOND, first)
     second = xp.where(tiny, one * _NARROW_SECOND, xp.where(huge, capped, one))

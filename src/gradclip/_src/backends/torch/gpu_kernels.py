@@ -230,7 +230,7 @@ def decide(
     above = tl.where(upper < float("inf"), tl.where(upper == 0.0, 1.0, upper), 1.0)
     narrow = limit / above * lowered * narrow_lowered
     tiny = narrow < 1.1754943508222875e-38
-    first = tl.where(tiny, narrow * 8.507059173023462e37, narrow)
+    first = tl.where(tiny, narrow * 8.507059173023462e37 * 0.9999999403953552, narrow)
     first = tl.where(first < 1.1754943508222875e-38, 0.0, first)
     second = tl.where(keep, 0.0, tl.where(tiny, 1.1754943508222875e-38, 1.0))
     if skip:
