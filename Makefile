@@ -18,7 +18,7 @@ GPU ?=
 TRIAL ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test every-test test-all shuffle times ci trainers check attack lint docs look parity bench accelerators gpu gpu-wheels gpu-rehearsal wheel portable release compilers versions sanitize clean
+.PHONY: help demo test every-test test-all shuffle times ci trainers proofs check attack lint docs look parity bench accelerators gpu gpu-wheels gpu-rehearsal wheel portable release compilers versions sanitize clean
 
 # Tests and timings need the kernels. The demo and the linters do not.
 test every-test shuffle times check attack parity bench wheel release sanitize lucid trainers: export GRADCLIP_REQUIRE_NATIVE = 1
@@ -56,6 +56,10 @@ ci:  ## Run what CI runs on a clean clone of the last commit, and say what faile
 
 trainers: $(TRAINERS)/ready  ## Run short trainings by Lightning, Hugging Face, DeepSpeed, Megatron and Flower, in an environment of their own
 	$(TRAINERS)/bin/python -m pytest -c /dev/null --rootdir . --confcutdir tests/trainers -p no:cacheprovider tests/trainers
+
+proofs: $(VENV)/ready  ## Have Gappa and z3 (apt-get install gappa z3) check the proofs of the bound, and try them with other constants
+	$(BIN)/python proofs/run.py
+	PYTHONPATH=proofs $(BIN)/python -m pytest -q -c /dev/null --rootdir . --confcutdir tests/proofs -p no:cacheprovider --numprocesses 2 tests/proofs
 
 check: lint $(VENV)/ready  ## Check style, types and layers, and run the tests of changed files, in two minutes
 	$(BIN)/python -m pytest -q -m "quick and not gpu" $$($(BIN)/python scripts/changed_tests.py)

@@ -57,6 +57,7 @@ OTHER_FOLDERS = {
     "keras_backends",
     "oracle",
     "parity",
+    "proofs",
     "repository",
     "sharded_jax",
     "site",

@@ -42,14 +42,14 @@ def test_what_pages_tell_to_make_is_a_target(page):
 def test_linux_runs_everything():
     assert commands("linux")[-1] == ".ci/run"
     assert os.access(CI_RUN, os.X_OK)
-    every = {"lint", "look", "wheel", "compilers", "demo", "every-test", "lucid", "trainers"}
+    every = {"lint", "look", "wheel", "compilers", "demo", "every-test", "lucid", "proofs", "trainers"}
     assert every <= set(MAKE.findall(CI_RUN.read_text("utf-8")))
 
 
 def test_linux_has_what_everything_needs():
     packages = installed("\n".join(commands("linux")))
     needed = installed(CI_RUN.read_text("utf-8"))
-    assert {"chromium", "clang-14"} <= needed
+    assert {"chromium", "clang-14", "gappa", "z3"} <= needed
     assert needed | {"python3.11-dev", "python3.11-venv"} <= packages
     assert JOBS["linux"]["container"].startswith("python:3.12-")
 

@@ -29,6 +29,8 @@ unless the product falls below the normal range. From there it may be rounded on
 number, so the other factor of float32 is lowered by another v; results are then less than five units too low. A
 coefficient below 2**-2041 (float64) or 2**-252 (float32) is 0.
 
+Checked by machine: proofs/coefficient.py.
+
 Compilers may turn (a / b) / c into a / (b * c), or a / b into a * (1 / b). So divisors of norms are powers of two
 here (`settled`), and no number is near the ends of the range unless the result needs it.
 
@@ -46,7 +48,7 @@ from gradclip._src.core.arrays import Arrays
 from gradclip._src.core.formats import FLOAT64, product_format
 from gradclip._src.core.layouts import Several
 from gradclip._src.core.protocols import Backend
-from gradclip._src.core.rules import CLIP, LOWERED, Coefficient, Factors, Target, raised_by
+from gradclip._src.core.rules import CLIP, LOWERED, LOWERED_BY, Coefficient, Factors, Target, raised_by
 from gradclip._src.core.values import Arithmetic, Array
 
 if TYPE_CHECKING:
@@ -150,7 +152,7 @@ def _tiny_too(backend: Backend, norm: Norm, numerator: Array, larger: Array, pla
 
 
 def _lowered(backend: Backend) -> float:
-    return 1.0 - 16.0 * 2.0**-backend.wide.precision
+    return 1.0 - LOWERED_BY * backend.wide.roundoff
 
 
 def _narrow(backend: Backend, factor: Array) -> Factors:

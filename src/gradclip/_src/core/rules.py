@@ -151,8 +151,9 @@ class Seen(NamedTuple):
     final: bool = False
 
 
-# Step 3 of the proof in `coefficient`, for arithmetic in float64.
-LOWERED = 1.0 - 16.0 * FLOAT64.roundoff
+# Step 3 of the proof in `coefficient`, in units of the roundoff, and for arithmetic in float64.
+LOWERED_BY = 16.0
+LOWERED = 1.0 - LOWERED_BY * FLOAT64.roundoff
 
 
 @dataclass(frozen=True)
