@@ -375,8 +375,8 @@ class Portable(ABC):
 
     def not_above(self, product: Array) -> Array:
         """Return the product, moved one step toward zero if it is below the normal range."""
-        # There, rounding to nearest may exceed the exact product by up to half a step.
-        nearer = self.xp.nextafter(product, self.xp.zeros_like(product))
+        # There, rounding to nearest may exceed the exact product by up to half a step. Zeros keep their sign.
+        nearer = self.xp.nextafter(product, product * 0.0)
         return self.xp.where(self.xp.abs(product) < format_of(product).tiny, nearer, product)
 
     def leave_all(self, arrays: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:

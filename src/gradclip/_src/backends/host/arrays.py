@@ -228,10 +228,10 @@ def multiplied(
     product = as_float(data, dtype).astype(product_format.name, copy=False) * first
     if second is not None:
         product *= second
-    # There, rounding to nearest may exceed the exact product by up to half a step.
+    # There, rounding to nearest may exceed the exact product by up to half a step. Zeros keep their sign.
     small = np.abs(product) < product_format.tiny
     if small.any():
-        product[small] = np.nextafter(product[small], product.dtype.type(0))
+        product[small] = np.nextafter(product[small], product[small] * 0)
     return product
 
 

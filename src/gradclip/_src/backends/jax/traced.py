@@ -242,14 +242,14 @@ class JaxTraced(Portable):
     def narrow(self, x: jax.Array, like: jax.Array) -> jax.Array:
         target = format_of(like)
         if target in FLUSHED and format_of(x) is FLOAT64:
-            # A compiler may flush a subnormal result of a conversion, or round it up. Make it zero.
-            x = jnp.where(jnp.abs(x) < target.tiny, 0.0, x)
+            # A compiler may flush a subnormal result of a conversion, or round it up. Make it a zero of its sign.
+            x = jnp.where(jnp.abs(x) < target.tiny, x * 0.0, x)
             return self.from_bits(self.bits(x) & low_bits_mask(format_of(x), target)).astype(like.dtype)
         return super().narrow(x, like)
 
     def not_above(self, product: jax.Array) -> jax.Array:
         """Return the product, or zero if it is below the normal range, where the compiler may or may not flush."""
-        return jnp.where(jnp.abs(product) < format_of(product).tiny, 0.0, product)
+        return jnp.where(jnp.abs(product) < format_of(product).tiny, product * 0.0, product)
 
     def shrink(self, arrays: Arrays, coefficient: Coefficient, layout: Layout) -> list[jax.Array]:
         if self.visible:

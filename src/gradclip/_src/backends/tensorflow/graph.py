@@ -110,7 +110,8 @@ def _product(x: tf.Tensor, factor: tf.Tensor, steps: tf.Tensor | None, *, blanks
         wide = tf.cast(x, factor.dtype) * factor
         if steps is not None and format_of(x) is FLOAT16:
             step = tf.constant(FLOAT16.step, wide.dtype)
-            wide += tf.clip_by_value(wide, -step, step) * tf.cast(steps, wide.dtype)
+            moved = wide + tf.clip_by_value(wide, -step, step) * tf.cast(steps, wide.dtype)
+            wide = tf.where(moved == 0, wide * 0.0, moved)  # zeros keep their sign
         product = tf.cast(wide, x.dtype)
     return without_nonfinite(product) if blanks else product
 
@@ -246,7 +247,7 @@ class Graph(Portable):
         if source is target or target is FLOAT16:
             return super().narrow(x, like)
         # A conversion may flush numbers below the normal range, or round them up. Make them zero.
-        normal = namespace.where(tf.abs(x) < target.tiny, 0.0, x)
+        normal = namespace.where(tf.abs(x) < target.tiny, x * 0.0, x)
         return tf.cast(self.from_bits(self.bits(normal) & low_bits_mask(source, target)), like.dtype)
 
     def multiplied(self, x: tf.Tensor, first: tf.Tensor, second: tf.Tensor | None) -> tf.Tensor:
@@ -257,7 +258,7 @@ class Graph(Portable):
 
     def not_above(self, product: tf.Tensor) -> tf.Tensor:
         """Return the product, or zero if it is below the normal range, where a device may or may not flush."""
-        return namespace.where(tf.abs(product) < format_of(product).tiny, 0.0, product)
+        return namespace.where(tf.abs(product) < format_of(product).tiny, product * 0.0, product)
 
     def with_care(self, compute: Callable[[Any], Any], arrays: Arrays, count: int) -> Any:
         if self.visible or not any(map(_adds_some_at_a_time, arrays)):

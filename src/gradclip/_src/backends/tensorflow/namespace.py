@@ -100,8 +100,8 @@ def hypot(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 def trunc(x: tf.Tensor) -> tf.Tensor:
-    """Round each element toward zero to an integer."""
-    return tf.sign(x) * tf.floor(tf.abs(x))
+    """Round each element toward zero to an integer. Zeros have the sign of the element."""
+    return tf.where(tf.abs(x) < 1, x * 0.0, tf.sign(x) * tf.floor(tf.abs(x)))
 
 
 def frexp(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
