@@ -88,6 +88,22 @@ def test_forked_processes_do_not_repeat_noise(source):
     assert len(set(found)) == 3
 
 
+AT_THE_END = """
+import atexit
+import numpy as np
+from gradclip._src.private.noise.discrete import with_discrete_gaussian
+
+@atexit.register
+def noise():
+    found = with_discrete_gaussian(np.zeros(2**17, np.int64), 2.0**30, threads=2)
+    print(found.size, np.count_nonzero(found) > 2**17 - 9)
+"""
+
+
+def test_one_thread_does_all_where_no_other_can_be_started():
+    assert fresh_process.run(AT_THE_END, ".") == "131072 True"
+
+
 def test_opendp_is_left_as_it_was():
     before = set(GLOBAL_FEATURES)
     try:

@@ -257,11 +257,17 @@ def with_discrete_gaussian(
         for given, into in own:
             into[:] = plus_noise(given)
 
-    if workers == 1:
-        write(pieces)
+    if workers > 1:
+        try:
+            with ThreadPoolExecutor(workers) as pool:
+                parts = [pool.submit(write, pieces[first::workers]) for first in range(workers)]
+        except RuntimeError:  # no thread can be started, as at the end of a program
+            write(pieces)
+        else:
+            for part in parts:
+                part.result()
     elif workers:
-        with ThreadPoolExecutor(workers) as pool:
-            list(pool.map(write, (pieces[first::workers] for first in range(workers))))
+        write(pieces)
     return sums
 
 
