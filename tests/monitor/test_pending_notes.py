@@ -85,3 +85,43 @@ def test_the_context_of_several_steps_has_an_entry_for_each(context):
 def test_a_traced_loss_is_refused_with_the_way_out():
     with pytest.raises(TypeError, match=r"loss is traced: .* record it outside"):
         jax.jit(lambda loss: gradclip.Monitor().note(loss=loss))(1.0)
+
+
+def test_the_caller_says_the_number_of_a_step():
+    monitor = gradclip.Monitor()
+    for told in (1001, None, 1001, 1005):
+        monitor.note(step=told)
+        monitor.record(1.0, 1.0)
+    monitor.note(step=1007)
+    monitor.record(np.ones(2), 1.0)
+    assert [step.step for step in monitor.records] == [1001, 1002, 1003, 1005, 1007, 1008]
+    again = gradclip.Monitor()
+    again.load_state_dict(monitor.state_dict())
+    assert (again.steps, again.last) == (6, monitor.last)
+    for step in (0, 1.5, True, "3"):
+        with pytest.raises(ValueError, match="step must be a whole number of at least 1"):
+            monitor.note(step=step)
+
+
+def test_numbers_of_steps_where_one_cannot_be_fetched():
+    monitor = gradclip.Monitor()
+    lost = jnp.ones(())
+    for told, norm in ((5, 1.0), (7, lost), (9, 2.0), (None, 3.0)):
+        monitor.note(step=told)
+        monitor.record(norm, 1.0)
+    monitor._history._pending[1].norm.delete()
+    with pytest.raises(RuntimeError, match="deleted"):
+        monitor.fetch()
+    assert [(step.step, step.norm) for step in monitor.records] == [(5, 1.0), (9, 2.0), (10, 3.0)]
+
+
+def test_groups_are_told_what_is_said_of_a_step():
+    groups = [{"params": [torch.nn.Parameter(torch.ones(2))], "max_norm": 1.0, "name": name} for name in "ab"]
+    monitor = gradclip.Monitor()
+    for step in (11, 12, 13):
+        for group in groups:
+            group["params"][0].grad = torch.ones(2)
+        monitor.note(loss=step / 2, step=step)
+        gradclip.clip_grad_norm_(groups, 1.0, monitor=monitor)
+    for one in (monitor, *monitor.groups.values()):
+        assert [(step.step, step.loss) for step in one.records] == [(11, 5.5), (12, 6.0), (13, 6.5)]

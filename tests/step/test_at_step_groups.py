@@ -29,7 +29,7 @@ def give(body, head, norms):
 
 
 def numbers(clipping):
-    return tuple(float(number) for number in clipping.numbers().values())
+    return tuple(float(number) for number in clipping.numbers().values())[:3]
 
 
 @FUSED

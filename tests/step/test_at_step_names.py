@@ -7,6 +7,7 @@ import torch
 
 import gradclip
 from gradclip import AdaptiveThreshold, QuantileRule, clip_at_step
+from gradclip._src.step.wrapped import _NAMES, groups_of, name_parameters
 
 
 def made(kind=torch.optim.SGD, *, fused=None, named=True):
@@ -39,6 +40,7 @@ def test_each_pattern_has_its_threshold(fused):
         "grad_norm": 5.3852,
         "grad_norm_clipped": 5.099,
         "clipped_share": 1.0,
+        "skipped_share": 0.0,
     }
     assert repr(clipping) == "StepClipping(SGD, max_norm={'bias': 1.0, '*': None}, scope='global', fused=False, 1 step)"
     clipping.max_norm = {"*": 1.0}
@@ -181,3 +183,34 @@ def test_choices_are_checked_at_once(named, settings, message):
     with pytest.raises(ValueError, match=message):
         clip_at_step(optimizer, 1.0, **settings)
     assert not optimizer._optimizer_step_pre_hooks
+
+
+@pytest.mark.parametrize("fused", [None, True])
+def test_names_that_the_optimizer_does_not_have(fused):
+    model, optimizer = made(fused=fused, named=False)
+    name_parameters(optimizer, model.named_parameters())
+    extra = torch.nn.Parameter(torch.zeros(1))
+    optimizer.add_param_group({"params": [extra]})
+    monitor = gradclip.Monitor(layers_every=1)
+    with clip_at_step(optimizer, 1.0, monitor=monitor):
+        extra.grad = torch.ones(1)
+        step(model, optimizer)
+    assert monitor.last.layers.names == ("weight", "bias", "parameters.1.params.0")
+    assert all("param_names" not in group for group in optimizer.state_dict()["param_groups"])
+    del optimizer.param_groups[1]
+    with clip_at_step(optimizer, {"bias": 1.0, "*": None}):
+        step(model, optimizer)
+
+
+def test_a_name_is_not_that_of_a_parameter_which_is_gone():
+    model, optimizer = made(named=False)
+    gone = torch.nn.Parameter(torch.zeros(1))
+    name_parameters(optimizer, [("gone", gone), *model.named_parameters()])
+    _NAMES[optimizer][id(model.bias)] = _NAMES[optimizer][id(gone)]  # as if it had got the memory
+    assert groups_of(optimizer)[0]["param_names"] == ["weight", None]
+
+
+def test_names_of_the_optimizer_itself_stay():
+    model, optimizer = made()
+    name_parameters(optimizer, [("other", model.weight)])
+    assert groups_of(optimizer)[0]["param_names"] == ["weight", "bias"]

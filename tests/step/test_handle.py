@@ -60,9 +60,9 @@ def test_numbers_of_a_fixed_threshold(attach, settings):
     for norm, got, share in ((1.0, 1.0, 0.0), (5.0, 2.0, 1 / 2), (4.0, 2.0, 2 / 3), (0.5, 0.5, 2 / 4)):
         step(model, optimizer, norm)
         numbers = clipping.numbers()
-        assert list(numbers) == ["grad_norm", "grad_norm_clipped", "clipped_share"]
+        assert list(numbers) == ["grad_norm", "grad_norm_clipped", "clipped_share", "skipped_share"]
         assert {name: float(number) for name, number in numbers.items()} == pytest.approx(
-            {"grad_norm": norm, "grad_norm_clipped": got, "clipped_share": share}
+            {"grad_norm": norm, "grad_norm_clipped": got, "clipped_share": share, "skipped_share": 0.0}
         )
     assert (clipping.steps, clipping.threshold) == (4, 2.0)
 
@@ -139,7 +139,8 @@ def test_skipped_steps_got_nothing_and_are_not_clipped(attach, settings):
     for norm in (1.0, 1.0, 100.0, math.nan, 3.0):
         step(model, optimizer, norm)
         seen.append(tuple(float(number) for number in clipping.numbers().values()))
-    assert [one[1:] for one in seen] == [(1.0, 0.0), (1.0, 0.0), (0.0, 0.0), (0.0, 0.0), pytest.approx((2.0, 0.2))]
+    assert [one[1:3] for one in seen] == [(1.0, 0.0), (1.0, 0.0), (0.0, 0.0), (0.0, 0.0), pytest.approx((2.0, 0.2))]
+    assert [one[3] for one in seen] == pytest.approx([0.0, 0.0, 1 / 3, 2 / 4, 2 / 5])
     assert clipping.threshold == 2.0
     assert clipping.max_norm.num_skipped == 2
 

@@ -14,6 +14,7 @@ from gradclip.integrations.lightning import ClipCallback
 from recorded import Recorded
 
 C = 1.0
+LOGGED = ("grad_norm", "grad_norm_clipped", "clipped_share", "skipped_share")
 OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.01),
     "fused SGD": lambda p: torch.optim.SGD(p, lr=0.01, fused=True),
@@ -295,7 +296,7 @@ def test_what_two_optimizers_log():
     net = TwoOptimizers()
     runner = trainer(ClipCallback(1.0))
     runner.fit(net, data())
-    names = {f"{name}_{n}" for name in ("grad_norm", "grad_norm_clipped", "clipped_share") for n in (0, 1)}
+    names = {f"{name}_{n}" for name in LOGGED for n in (0, 1)}
     assert names == set(runner.callback_metrics)
     assert float(runner.callback_metrics["grad_norm_0"]) == pytest.approx(net.recorded[0].raw[-1], rel=1e-4)
 

@@ -5,8 +5,10 @@ Its own clipping must be off: leave `gradient_clip_val` out.
 
 from __future__ import annotations
 
+import inspect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from gradclip._src.annotations import Integers, Meshes, Ord, ProcessGroups, StepPolicy, Threshold, UnitAxis, Where
@@ -17,11 +19,15 @@ from gradclip._src.words import with_advice
 
 with needed_for("lightning", "torch"):
     from lightning.pytorch import Callback, LightningModule, Trainer
+    from torch import Tensor, ones_like
+    from torch.optim import Optimizer
 
     from gradclip._src.step.asked import Scope
     from gradclip._src.step.attach import clip_at_step
     from gradclip._src.step.engine import EngineClipping
     from gradclip._src.step.handle import StepClipping
+    from gradclip._src.step.wrapped import name_parameters
+    from gradclip.integrations._torch_steps import BatchIndices, StepNotes
 
 __all__ = ["ClipCallback"]
 
@@ -30,8 +36,8 @@ class ClipCallback(Callback):
     """Clip at each step of each optimizer: automatic and manual optimization, mixed precision and accumulation.
 
     It attaches `gradclip.clip_at_step` when `fit` begins. It logs `grad_norm`, the norm before clipping,
-    `grad_norm_clipped`, that of what the optimizer got, and `clipped_share`, the share of the steps of this run that
-    were clipped. With several optimizers, the names end in `_0`, `_1`, and so on.
+    `grad_norm_clipped`, that of what the optimizer got, `clipped_share` and `skipped_share`, the shares of the steps of
+    this run that were clipped and skipped. With several optimizers, the names end in `_0`, `_1`, and so on.
 
     Args:
         max_norm: as in `clip_at_step`, like the other arguments: a number or a `gradclip.AdaptiveThreshold`, whose
@@ -45,17 +51,21 @@ class ClipCallback(Callback):
         nonfinite: what to do if a gradient contains NaN or infinity.
         process_group: the processes that hold different gradients.
         mesh: the same, given as a mesh.
-        where: the gradients that count, by the names of their parameters. The optimizer needs them: make it with
-            `model.named_parameters()`.
+        where: the gradients that count, by the names that the module gives its parameters.
         integers: "raise" refuses integers in place of gradients.
-        monitor: a `gradclip.Monitor` that records each step; for several optimizers, a list with one for each.
+        monitor: a `gradclip.Monitor` that records each step; for several optimizers, a list with one for each. It gets
+            the step's number, `trainer.global_step`, the module's names of layers, the loss, and as context the indices
+            of the step's examples in the data set of `trainer.train_dataloader`, in a list; without any, as of a
+            stream, None. With several optimizers there is no loss, and the context is that of the last batch.
+        context: what to record in their place: a function of a batch, such as `lambda batch: batch["id"]`. The context
+            is then a list with what it returns for each batch of the step.
 
     Attributes:
         clipping: what `clip_at_step` returned for each optimizer of the last `fit`.
 
     Raises:
-        ValueError: when `fit` begins, if the Trainer clips, too, or a list does not fit the optimizers. TypeError: an
-            engine such as DeepSpeed steps.
+        ValueError: a `context` without a monitor; when `fit` begins, if the Trainer clips, too, or a list does not fit
+            the optimizers. TypeError: an engine such as DeepSpeed steps.
         UserWarning: the module has a `configure_gradient_clipping` of its own, which is called at each step.
 
     """
@@ -75,25 +85,91 @@ class ClipCallback(Callback):
         where: Where = None,
         integers: Integers = "keep",
         monitor: Monitor | Sequence[Monitor] | None = None,
+        context: Callable[[Any], Any] | None = None,
     ) -> None:
         self._max_norm, self._monitor = max_norm, monitor
         self._same: dict[str, Any] = {"ord": ord, "scope": scope, "eps": eps, "nonfinite": nonfinite}
         self._same |= {"process_group": process_group, "mesh": mesh, "unit_axis": unit_axis}
         self._same |= {"where": where, "integers": integers}
         self.clipping: list[StepClipping | EngineClipping] = []
+        self._notes = StepNotes(context, monitor)
+        self._monitors: Sequence[Monitor | None] = ()
+        self._batch: list[Any] | None = None  # what tells it from others
+        self._stepped = True  # whether a step was made since the last backward pass
+        self._place = 0  # of the next batch in this pass through the data
+        self._followed: list[tuple[Any, BatchIndices]] = []
+        self._undo = ExitStack()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         _check_alone(trainer, pl_module)
         while self.clipping:
             self.clipping.pop().remove()  # of an earlier fit
+        self._undo.close()
         optimizers = trainer.optimizers
-        monitors = _each("monitor", self._monitor, len(optimizers), shared=self._monitor is None)
+        self._monitors = monitors = _each("monitor", self._monitor, len(optimizers), shared=self._monitor is None)
         adaptive = isinstance(self._max_norm, AdaptiveThreshold)
         max_norms = _each("max_norm", self._max_norm, len(optimizers), shared=not adaptive)
+        if self._monitor is not None and "dataloader_iter" not in inspect.signature(pl_module.training_step).parameters:
+            self._follow(trainer)
         for optimizer, max_norm, monitor in zip(optimizers, max_norms, monitors, strict=True):
+            name_parameters(optimizer, pl_module.named_parameters())
             self.clipping.append(clip_at_step(optimizer, max_norm, monitor=monitor, **self._same))
 
+    def _follow(self, trainer: Trainer) -> None:
+        """Follow which examples the batches of the loaders hold that Lightning will make."""
+        prepared = trainer.strategy.process_dataloader
+
+        def followed(loader: object) -> object:
+            found = prepared(loader)
+            if trainer.training and (indices := BatchIndices.of(loader)) is not None:
+                self._followed.append((found, indices))
+                self._undo.callback(indices.stop)
+            return found
+
+        trainer.strategy.process_dataloader = followed
+        self._undo.callback(vars(trainer.strategy).pop, "process_dataloader")
+
+    def _end(self, *_: object) -> None:
+        self._undo.close()
+        self._followed.clear()
+
+    on_fit_end = on_exception = _end
+
+    def _indices(self, trainer: Trainer) -> BatchIndices | None:
+        loader = trainer.train_dataloader
+        return next((indices for found, indices in self._followed if found is loader), None)
+
+    def on_train_start(self, *_: object) -> None:
+        self._place, self._stepped = 0, True
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._place = 0
+        if (indices := self._indices(trainer)) is not None:
+            indices.begin()
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self._monitor is not None:
+            indices = self._indices(trainer)
+            self._batch = self._notes.of_batch(batch, None if indices is None else indices.batch(self._place))
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        if self._stepped:
+            self._notes.begin()
+        self._stepped = False
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        self._notes.add(loss if scaler is None else loss / scaler.scale(ones_like(loss)), self._batch)
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        notes, several = self._notes, len(self._monitors) > 1
+        loss, context = (None, None) if self._stepped else (notes.loss, notes.context)
+        for one, monitor in zip(trainer.optimizers, self._monitors, strict=True):
+            if one is optimizer and monitor is not None:
+                said = {"context": self._batch} if several else {"loss": loss, "context": context}
+                monitor.note(step=trainer.global_step + 1, **said)
+        self._stepped = True
+
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
+        self._place += 1
         several = len(self.clipping) > 1
         for number, one in enumerate(self.clipping):
             end = f"_{number}" if several else ""

@@ -370,10 +370,10 @@ def _record(
 ) -> None:
     """Record the common part as the step, or without one the last part; and each part but the common one as a group."""
     step = 0 if parts[0].common else len(parts) - 1
-    for number, part in enumerate(parts):
+    groups = [None if part.common else monitor._of_group(part.name) for part in parts]  # while notes are there
+    for number, (part, group) in enumerate(zip(parts, groups, strict=True)):
         norm = found.of_part(number, told=True)
-        if not part.common:
-            group = monitor._of_group(part.name)
+        if group is not None:
             group._watched(each and each.of(found.places[number], found.taken.backend.xp.stack))
             group.record(norm, part.recorded, nonfinite=nonfinite)
         if number == step:

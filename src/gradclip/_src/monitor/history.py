@@ -105,7 +105,7 @@ class History:
                 "_kept": self._kept.copy(),
                 "_counts": self._counts,
                 "_pending": [one.plain() for one in self._pending],
-                "_notes": {thread: (note.loss, note.context) for thread, note in self._notes.items()},
+                "_notes": {thread: note[:3] for thread, note in self._notes.items()},
                 "_spikes": self._spikes.plain(),
                 "handling": self.handling and tuple(self.handling),
             }
@@ -145,6 +145,11 @@ class History:
         """Take what is said of the next step that this thread adds."""
         with self._lock:
             self._notes[get_ident()] = self._notes.get(get_ident(), Note()).with_more(note)
+
+    def noted(self) -> Note:
+        """Return what the caller has said of the next step that this thread adds."""
+        with self._lock:
+            return self._notes.get(get_ident(), Note())._replace(each=None)
 
     def add(self, pending: Pending, said: Note) -> None:
         """Add one or several steps, with what is said of them now and before. Fetch if enough steps wait."""

@@ -171,7 +171,7 @@ class Monitor:
         self._history.add(pending, Note.of(loss, context))
 
     @with_advice
-    def note(self, *, loss: object = None, context: object = None) -> None:
+    def note(self, *, loss: object = None, context: object = None, step: int | None = None) -> None:
         """Describe the next step that is recorded, in a loop that passes `monitor=` to a clipping call.
 
         Call it before clipping. A later call before the same step replaces what it passes. `record` prefers what is
@@ -181,9 +181,12 @@ class Monitor:
             loss: the loss of the step: a number or a scalar array, which may be on a device.
             context: whatever tells the step's batch from others, such as its number or the indices of its examples. It
                 is not copied.
+            step: the number of the step, such as a trainer's after a resume. Numbers rise, so one that is not above the
+                last step's has no effect.
 
         Raises:
-            TypeError: a `loss` that is not a real number or a scalar array of one, or is traced.
+            TypeError: a `loss` that is not a real number or a scalar array of one, or is traced. ValueError: a `step`
+            that is not a whole number of at least 1.
 
         >>> import gradclip
         >>> import numpy as np
@@ -194,7 +197,9 @@ class Monitor:
         (5.0, 0.25)
 
         """
-        self._history.note(Note.of(loss, context, alone=True))
+        number = None if step is None else setting("step", step, 1)
+        for one in (self, *self._groups.values()):
+            one._history.note(Note.of(loss, context, alone=True)._replace(step=number))
 
     def _watching(self) -> EachNorm | None:
         """Return what takes the norm of each gradient in the next call, for `watched`; None if not needed."""
@@ -261,7 +266,8 @@ class Monitor:
         """Return the monitor of a group with a threshold of its own; make it at the first call."""
         if name not in self._groups:
             tell = None if self.callback is None else partial(self._tell_of_group, name)
-            self._groups[name] = Monitor(**self._history.settings, top=self.top, callback=tell)
+            self._groups[name] = made = Monitor(**self._history.settings, top=self.top, callback=tell)
+            made._history.note(self._history.noted())
         return self._groups[name]
 
     def _tell_of_group(self, name: str, step: int, numbers: dict[str, float]) -> None:

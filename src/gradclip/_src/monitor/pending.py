@@ -26,11 +26,13 @@ _LARGEST = (
 class Note(NamedTuple):
     """What is said of a step beside its norm; None is nothing.
 
-    The caller says its loss, and whatever tells its batch from others; a clipping call the norms of the gradients.
+    The caller says its loss, whatever tells its batch from others, and its number, if that is above the last; a
+    clipping call the norms of the gradients.
     """
 
     loss: Any = None
     context: Any = None
+    step: int | None = None
     each: EachNorm | None = None
 
     @classmethod
@@ -104,7 +106,7 @@ class Pending(NamedTuple):
 
     def plain(self) -> tuple[Any, ...]:
         """Return the values in a tuple, for a copy of a monitor."""
-        values = self._replace(note=(self.note.loss, self.note.context), handling=tuple(self.handling))  # type: ignore[arg-type]
+        values = self._replace(note=self.note[:3], handling=tuple(self.handling))  # type: ignore[arg-type]
         return tuple(values)
 
     @classmethod
@@ -166,6 +168,7 @@ def resolved(pending: Sequence[Pending], first: int) -> Iterator[FetchedStep]:
     """
     numbers = iter(fetched([value for one in pending for value in one.vectors]))
     for one in pending:
+        first = max(first, one.note.step or 0)
         skips, skip_above = Nonfinite.named(one.handling.nonfinite).blanks, one.handling.skip_above
         norms, max_norms, *layers = [next(numbers) for _ in one.vectors]
         several = max_norms.tolist() * (len(norms) if len(max_norms) == 1 else 1)
@@ -187,7 +190,7 @@ def resolved_each(pending: Sequence[Pending], first: int) -> tuple[list[FetchedS
     except Exception as error:
         seen: list[FetchedStep] = []
         for one in pending if len(pending) > 1 else ():
-            seen += resolved_each([one], first + sum(not other.missed for other in seen))[0]
+            seen += resolved_each([one], max([first, *(x.step.step + 1 for x in seen if not x.missed)]))[0]
         return seen, error
 
 

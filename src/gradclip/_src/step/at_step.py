@@ -20,8 +20,9 @@ from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.passed.leaves import EVERY
 from gradclip._src.passed.parameters import ParameterList
 from gradclip._src.step.asked import each_threshold
-from gradclip._src.step.handle import PartsWatched, StepClipping, StepPart, groups_of
+from gradclip._src.step.handle import PartsWatched, StepClipping, StepPart
 from gradclip._src.step.within import forget_scaler
+from gradclip._src.step.wrapped import groups_of
 from gradclip._src.thresholds.holder import AdaptiveThreshold
 
 _SAYING_NOTHING = frozenset(("params", "param_names", "initial_lr"))

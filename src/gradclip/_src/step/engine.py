@@ -63,7 +63,7 @@ class EngineClipping(Attached):
             claim(monitor, self)
         self.norm: float | None = None
         self.threshold: float | None = None
-        self.steps = self._clipped = 0
+        self.steps = self._clipped = self._num_skipped = 0
         self._skipped = False
 
     @property
@@ -127,14 +127,16 @@ class EngineClipping(Attached):
     def numbers(self) -> dict[str, float]:
         """Return what to log of the last step; empty before the first.
 
-        "grad_norm" is the norm before clipping, "grad_norm_clipped" that of what the optimizer got, "clipped_share" the
-        share of the steps that were clipped. A step that the engine skipped is not clipped, and got 0.
+        "grad_norm" is the norm before clipping, "grad_norm_clipped" that of what the optimizer got, "clipped_share" and
+        "skipped_share" the shares of the steps that were clipped and skipped. A step that the engine skipped is not
+        clipped, and got 0.
         """
         if self.norm is None or self.threshold is None:
             return {}
         got = min(self.norm, self.threshold) if math.isfinite(self.norm) else self.norm
         got = 0.0 if self._skipped else got
-        return {"grad_norm": self.norm, "grad_norm_clipped": got, "clipped_share": self._clipped / self.steps}
+        shares = {"clipped_share": self._clipped / self.steps, "skipped_share": self._num_skipped / self.steps}
+        return {"grad_norm": self.norm, "grad_norm_clipped": got, **shares}
 
     # Called at each step
 
@@ -177,6 +179,7 @@ class EngineClipping(Attached):
         self.threshold, self._skipped, self.steps = threshold, skipped, self.steps + 1
         finite = math.isfinite(self.norm)
         self._clipped += finite and self.norm > threshold and not skipped
+        self._num_skipped += skipped
         policy: Policy = "drop" if skipped and not finite else "propagate"
         kept = self._max_norm
         if isinstance(kept, AdaptiveThreshold):

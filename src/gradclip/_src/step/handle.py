@@ -7,6 +7,7 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import reduce
+from operator import or_
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -24,7 +25,7 @@ from gradclip._src.step.attached import Attached, as_passed, many
 from gradclip._src.step.heard import ScaledSteps
 from gradclip._src.step.others import ClippedBefore, Elsewhere
 from gradclip._src.step.within import Request, makes_state
-from gradclip._src.step.wrapped import Closure, parameters_of, with_closure
+from gradclip._src.step.wrapped import Closure, groups_of, parameters_of, with_closure
 from gradclip._src.thresholds.holder import AdaptiveThreshold
 
 
@@ -181,12 +182,6 @@ def check_unclipped(optimizer: Optimizer) -> None:
         )
 
 
-def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return the parameter groups without the optimizer's own settings, some of which look like ours."""
-    own = optimizer.defaults.keys() - {"params", "param_names"}
-    return [{key: value for key, value in group.items() if key not in own} for group in optimizer.param_groups]
-
-
 @record
 class StepClipping(Attached):
     """Clipping at the steps of one optimizer, until `remove()`.
@@ -219,6 +214,7 @@ class StepClipping(Attached):
         self.steps = 0
         self._loading: Mapping[str, Any] | None = None
         self._clipped: Any = 0
+        self._num_skipped: Any = 0
         self._parts: Sequence[StepPart] = ()
         self._own: Sequence[Any] = ()
         # A step that was compiled before must stop here: compiled code would treat what is measured as a constant.
@@ -291,14 +287,16 @@ class StepClipping(Attached):
     def numbers(self) -> dict[str, torch.Tensor]:
         """Return what to log of the last step, as scalar tensors; empty before the first. It waits for no device.
 
-        "grad_norm" is the norm before clipping, "grad_norm_clipped" that of what the optimizer got, "clipped_share" the
-        share of the steps of this object that were clipped. A step that was skipped is not clipped, and got 0.
+        "grad_norm" is the norm before clipping, "grad_norm_clipped" that of what the optimizer got, "clipped_share" and
+        "skipped_share" the shares of the steps of this object that were clipped and skipped. A step that was skipped is
+        not clipped, and got 0.
         """
         if self.norm is None or not self.steps:
             return {}
         got = left_of_all(self._parts, self._request.order.p, blanks=self._request.nonfinite.blanks)
-        share = self.norm.new_ones(()) * self._clipped / self.steps
-        return {"grad_norm": self.norm, "grad_norm_clipped": got.to(self.norm), "clipped_share": share}
+        each = self.norm.new_ones(()) / self.steps
+        shares = {"clipped_share": each * self._clipped, "skipped_share": each * self._num_skipped}
+        return {"grad_norm": self.norm, "grad_norm_clipped": got.to(self.norm), **shares}
 
     # The step
 
@@ -374,8 +372,11 @@ class StepClipping(Attached):
         """Record what a step has clipped. `common`: the first part is that of the threshold for all."""
         self.norm, self.steps, self._parts = norm, self.steps + 1, parts
         self.threshold = parts[0].threshold if common else self.threshold
-        flags = [part.shown(blanks=self._request.nonfinite.blanks)[0] for part in parts]
-        self._clipped = self._clipped + reduce(lambda one, other: one | other, flags)
+        blanks = self._request.nonfinite.blanks
+        clipped, skipped = zip(*(part.shown(blanks=blanks) for part in parts), strict=True)
+        self._clipped = self._clipped + reduce(or_, clipped)
+        if blanks or any(part.skip_above < math.inf for part in parts):
+            self._num_skipped = self._num_skipped + reduce(or_, skipped)
 
     # Saving and loading
 

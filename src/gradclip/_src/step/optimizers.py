@@ -19,11 +19,11 @@ from gradclip._src.passed.unit_axes import scopes_of_leaves
 from gradclip._src.step.asked import Asked, each_threshold
 from gradclip._src.step.at_step import ClippingBeforeStep
 from gradclip._src.step.fold import FusedClipping, check_foldable
-from gradclip._src.step.handle import StepClipping, check_free, check_unclipped, groups_of
+from gradclip._src.step.handle import StepClipping, check_free, check_unclipped
 from gradclip._src.step.others import warn_of_own_clipping
 from gradclip._src.step.scoped import ScopedClipping
 from gradclip._src.step.within import Request
-from gradclip._src.step.wrapped import parameters_of, unwrapped
+from gradclip._src.step.wrapped import groups_of, parameters_of, unwrapped
 from gradclip._src.thresholds.holder import AdaptiveThreshold
 
 

@@ -60,6 +60,7 @@ from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.passed.leaves import Choice, choice_of
 from gradclip._src.passed.parameters import ParameterList, have_thresholds
 from gradclip._src.step.asked import Scope
+from gradclip._src.step.wrapped import groups_of
 from gradclip._src.thresholds.holder import AdaptiveThreshold
 
 _DEPTH = 16  # of frames from a hook to who calls the step
@@ -345,7 +346,7 @@ class Request:
         """Return the processes, what `ask` returns, and the gradients, their backend and its arrays."""
         with telling(optimizer.param_groups, self.process_group, self.mesh):
             _check_one_threshold(optimizer)
-            params = ParameterList.of(optimizer.param_groups)
+            params = ParameterList.of(groups_of(optimizer))
         processes = processes_of(params, self.process_group, self.mesh)
         with processes.preparing():
             check_fused(optimizer)

@@ -1,9 +1,10 @@
 """Find the optimizer whose step updates the parameters, where another is wrapped around it, and its step's closure."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch.optim import Optimizer
@@ -19,6 +20,7 @@ _OF_DEEPSPEED = (
     "gradient_clipping",
     "zero_optimization",
 )
+_NAMES: WeakKeyDictionary[Optimizer, dict[int, tuple[str, ref[Any]]]] = WeakKeyDictionary()
 _HOOKS = (
     "_optimizer_step_pre_hooks",
     "_optimizer_step_post_hooks",
@@ -121,6 +123,22 @@ def _steps(found: object) -> bool:
 
 def _has_hooks(optimizer: Any) -> bool:
     return all(name in vars(optimizer) for name in _HOOKS)
+
+
+def name_parameters(optimizer: object, named: Iterable[tuple[str, Any]]) -> None:
+    """Name the parameters of an optimizer whose groups have no names."""
+    _NAMES[unwrapped(optimizer)] = {id(parameter): (name, ref(parameter)) for name, parameter in named}
+
+
+def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Return the parameter groups without the optimizer's own settings, some of which look like ours, with names."""
+    own = optimizer.defaults.keys() - {"params", "param_names"}
+    groups = [{key: value for key, value in group.items() if key not in own} for group in optimizer.param_groups]
+    if (names := _NAMES.get(optimizer)) is not None:
+        for group in groups:
+            found = ((one, *names.get(id(one), (None, None))) for one in group["params"])
+            group.setdefault("param_names", [name if known and known() is one else None for one, name, known in found])
+    return groups
 
 
 def parameters_of(optimizer: Any) -> set[int]:
