@@ -33,7 +33,7 @@ def numbers(tree):
 
 
 def test_signatures():
-    assert arguments(clip_by_global_norm) == [("max_norm", REQUIRED)]
+    assert arguments(clip_by_global_norm) == [("max_norm", REQUIRED), ("where", None)]
     assert arguments(clip) == [("max_delta", REQUIRED)]
     assert arguments(clip_by_block_rms) == [("threshold", REQUIRED)]
 

@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradclip._src.annotations import AxisName, Ord, Policy
+from gradclip._src.annotations import AxisName, Ord, Policy, Where
 from gradclip._src.backends.jax.operations import either
 from gradclip._src.backends.jax.placement import NamedAxes, typed_as
 from gradclip._src.core.nonfinite import Nonfinite
 from gradclip._src.core.norms import Order
 from gradclip._src.functional.clip import clip_by_global_norm as clip_tree
 from gradclip._src.functional.clip import global_norm
+from gradclip._src.passed.leaves import choice_of, counted
 from gradclip._src.public import public_in
 from gradclip._src.thresholds.below_usual import rule_given
 from gradclip._src.thresholds.following import FollowingRule
@@ -63,6 +64,7 @@ def adaptive_clip_by_global_norm(
     nonfinite: Policy = "propagate",
     skip_above: float | None = None,
     axis_name: AxisName = None,
+    where: Where = None,
 ) -> optax.GradientTransformation:
     """Return a transformation that clips the global norm of the updates to a threshold that adapts to recent norms.
 
@@ -78,6 +80,7 @@ def adaptive_clip_by_global_norm(
             `skip_spikes`.
         axis_name: the mesh axes over which the updates are sharded, as in `gradclip.global_norm`. The state is then the
             same on all devices.
+        where: which updates count, as in `gradclip.global_norm`. The others stay as they are.
 
     The state is an `AdaptiveClipState`: the norm before clipping and the threshold of the last step, and the numbers of
     steps clipped and skipped. Errors are those of `gradclip.clip_by_global_norm`.
@@ -95,17 +98,21 @@ def adaptive_clip_by_global_norm(
     # optax.inject_hyperparams passes an array, first known, then traced: the rule must not depend on its value.
     rule = rule_given(rule, skips=isinstance(skip_above, jax.Array) or most < math.inf)
     policy = Nonfinite.named(nonfinite)
+    chosen: dict[str, Any] = {"ord": order.p, "axis_name": axis_name, "where": where}
 
     def update(
         updates: optax.Updates, state: AdaptiveClipState, params: optax.Params | None = None
     ) -> tuple[optax.Updates, AdaptiveClipState]:
         updates = jax.tree.map(jnp.asarray, updates)
         threshold = rule.max_norm(state.history)
-        clipped, norm = clip_tree(updates, threshold, ord=order.p, nonfinite=nonfinite, axis_name=axis_name)
-        spike, finite = jnp.zeros(jnp.shape(norm), bool), _finite(updates, norm, policy, axis_name)
+        clipped, norm = clip_tree(updates, threshold, nonfinite=nonfinite, **chosen)
+        spike, finite = jnp.zeros(jnp.shape(norm), bool), _finite(updates, norm, policy, axis_name, where)
         if not isinstance(most, float) or most < math.inf:
             spike = _spikes(norm, threshold, most) & finite
-            clipped = jax.tree.map(partial(_zeros_where, spike), clipped)
+            if where is None:
+                clipped = jax.tree.map(partial(_zeros_where, spike), clipped)
+            else:
+                clipped = clip_tree(clipped, jnp.where(spike, 0, math.inf), **chosen)[0]
         skipped = spike | (~finite & policy.blanks)
         return clipped, _observed(rule, state, norm, threshold, skipped, finite & ~skipped)
 
@@ -121,6 +128,7 @@ def skip_spikes(
     ord: Ord = None,
     skip_above: float = 4.0,
     axis_name: AxisName = None,
+    where: Where = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Wrap an optimizer: skip the steps with norm spikes, and clip the others to an adaptive threshold.
 
@@ -134,6 +142,8 @@ def skip_spikes(
             so a lasting new level is accepted after `rule.recovery_steps`.
         axis_name: the mesh axes over which the updates are sharded, as in `gradclip.global_norm`. All devices then skip
             the same steps.
+        where: which updates count, as in `gradclip.global_norm`. The others reach the optimizer as they are, except at
+            skipped steps.
 
     The state is a `SkipSpikesState`.
 
@@ -159,11 +169,12 @@ def skip_spikes(
         updates: optax.Updates, state: SkipSpikesState, params: optax.Params | None = None, **extra: Any
     ) -> tuple[optax.Updates, SkipSpikesState]:
         updates = jax.tree.map(jnp.asarray, updates)
-        threshold, norm = rule.max_norm(state.clip.history), global_norm(updates, order, axis_name=axis_name)
+        threshold = rule.max_norm(state.clip.history)
+        norm = global_norm(updates, order, axis_name=axis_name, where=where)
         skipped = _spikes(norm, threshold, most) | ~jnp.isfinite(norm)  # also NaN
 
         def step() -> tuple[optax.Updates, optax.OptState]:
-            clipped = clip_tree(updates, threshold, ord=order.p, axis_name=axis_name)[0]
+            clipped = clip_tree(updates, threshold, ord=order.p, axis_name=axis_name, where=where)[0]
             return inner.update(clipped, state.inner, params, **extra)
 
         def nothing() -> tuple[optax.Updates, optax.OptState]:
@@ -203,11 +214,12 @@ def _spikes(norm: jax.Array, threshold: jax.Array, skip_above: float | jax.Array
     return norm > threshold * jnp.asarray(skip_above, threshold.dtype)
 
 
-def _finite(updates: optax.Updates, norm: jax.Array, policy: Nonfinite, axis_name: AxisName) -> jax.Array:
+def _finite(updates: optax.Updates, norm: jax.Array, policy: Nonfinite, axis_name: AxisName, where: Where) -> jax.Array:
     """Say whether the updates that count are finite. Their norm may be infinite: too large for the dtype of norms."""
     if policy.zeroes:
         return ~jnp.isnan(norm)
-    leaves = [x for x in jax.tree.leaves(updates) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    counts = updates if where is None else counted(updates, choice_of(where, "keep")).leaves
+    leaves = [x for x in jax.tree.leaves(counts) if jnp.issubdtype(x.dtype, jnp.inexact)]
 
     def all_finite() -> jax.Array:
         strange = [jnp.int32(0), *((~jnp.isfinite(x)).any().astype(jnp.int32) for x in leaves)]

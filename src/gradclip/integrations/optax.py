@@ -12,9 +12,9 @@ import sys
 from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from gradclip._src.annotations import Tree
+from gradclip._src.annotations import Tree, Where
 from gradclip._src.backends.imported import needed_for
 from gradclip._src.functional.clip import clip_adaptively, clip_by_layer_norm, clip_by_value, global_norm
 from gradclip._src.functional.clip import clip_by_global_norm as clip_tree
@@ -56,10 +56,14 @@ __all__ = [
 
 
 @with_advice
-def clip_by_global_norm(max_norm: jax.typing.ArrayLike) -> optax.GradientTransformation:
+def clip_by_global_norm(
+    max_norm: jax.typing.ArrayLike | optax.Schedule, *, where: Where = None
+) -> optax.GradientTransformation:
     """Return a transformation that clips the global norm of the updates to `max_norm`.
 
-    Errors are those of `gradclip.clip_by_global_norm`. The signature is that of optax 0.2.
+    A schedule as `max_norm` is what `optax.inject_hyperparams` makes of it, which keeps the threshold in its state.
+    `where` says which updates count, as in `gradclip.global_norm`; the others, such as those of frozen parameters, stay
+    as they are. Errors are those of `gradclip.clip_by_global_norm`. Otherwise the signature is that of optax 0.2.
 
     >>> transform = clip_by_global_norm(1.0)
     >>> grads = {"w": jnp.array([3.0, 4.0])}
@@ -67,8 +71,14 @@ def clip_by_global_norm(max_norm: jax.typing.ArrayLike) -> optax.GradientTransfo
     >>> [round(float(x), 4) for x in updates["w"]]
     [0.6, 0.8]
     """
+    if callable(max_norm):
+        return _scheduled(clip_by_global_norm, max_norm, where)
     check_threshold(max_norm)
-    return _stateless(lambda updates: clip_tree(without_integers(updates), max_norm)[0])
+    return _stateless(lambda updates: clip_tree(without_integers(updates), max_norm, where=where)[0])
+
+
+def _scheduled(make: Callable[..., Any], max_norm: optax.Schedule, where: Where) -> optax.GradientTransformation:
+    return optax.inject_hyperparams(make, static_args="where")(max_norm=max_norm, where=where)
 
 
 class NormState(NamedTuple):
@@ -84,8 +94,12 @@ class NormState(NamedTuple):
 
 
 @with_advice
-def clip_by_global_norm_with_state(max_norm: jax.typing.ArrayLike) -> optax.GradientTransformation:
+def clip_by_global_norm_with_state(
+    max_norm: jax.typing.ArrayLike | optax.Schedule, *, where: Where = None
+) -> optax.GradientTransformation:
     """Return the transformation of `clip_by_global_norm`, with the last norm in its state (a `NormState`).
+
+    With a schedule as `max_norm`, this is the `inner_state` of its state.
 
     >>> transform = clip_by_global_norm_with_state(1.0)
     >>> grads = {"w": jnp.array([3.0, 4.0])}
@@ -93,16 +107,18 @@ def clip_by_global_norm_with_state(max_norm: jax.typing.ArrayLike) -> optax.Grad
     >>> float(state.norm), float(state.max_norm)
     (5.0, 1.0)
     """
+    if callable(max_norm):
+        return _scheduled(clip_by_global_norm_with_state, max_norm, where)
     check_threshold(max_norm)
 
     def init(params: optax.Params) -> NormState:
-        like = jax.eval_shape(global_norm, jax.tree.map(jnp.asarray, params))
+        like = jax.eval_shape(partial(global_norm, where=where), jax.tree.map(jnp.asarray, params))
         return NormState(jnp.zeros((), like.dtype), jnp.asarray(max_norm, like.dtype))
 
     def update(
         updates: optax.Updates, state: NormState, params: optax.Params | None = None
     ) -> tuple[optax.Updates, NormState]:
-        clipped, norm = clip_tree(without_integers(jax.tree.map(jnp.asarray, updates)), max_norm)
+        clipped, norm = clip_tree(without_integers(jax.tree.map(jnp.asarray, updates)), max_norm, where=where)
         return clipped, NormState(norm.astype(state.norm.dtype), jnp.asarray(max_norm, state.max_norm.dtype))
 
     return optax.GradientTransformation(init, update)
