@@ -61,3 +61,9 @@ def test_each_device_of_a_shard_map_would_draw_its_own(kind):
         mapped(*placed(mesh, [P("x")], [np.zeros(16, np.float32)]))
     with pytest.raises(ValueError, match=r"in jax.shard_map each device would draw its own noise"):
         jax.pmap(noised)(jnp.zeros((jax.device_count(), 2)))
+
+
+def test_terms_of_a_sum_are_refused():
+    mesh = mesh_of((8,), AxisType.Explicit)
+    with jax.set_mesh(mesh), pytest.raises(ValueError, match=r"not added up yet, .* Call jax.sharding.reshard on it"):
+        jax.jit(lambda x: noised(jax.sharding.reshard(x, P(unreduced={"x"}))))(jnp.zeros(3))

@@ -1,5 +1,7 @@
 """Exact noise in compiled programs: what a call adds, drawn anew at each run, or an error."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -86,3 +88,32 @@ def test_a_program_of_torch_adds_what_a_call_adds(plus_ones):
     )
     expected = add_noise(summed, ONE, noise_multiplier=1.0)
     assert {name: x.tolist() for name, x in found.items()} == {name: x.tolist() for name, x in expected.items()}
+
+
+@pytest.mark.parametrize("make", [np.zeros, jnp.zeros])
+def test_sums_that_a_program_of_jax_closes_over_get_noise_at_each_run(make):
+    constant = make(30, np.float32)
+    program = jax.jit(lambda x: x + add_noise(constant, ONE, noise_multiplier=1.0))
+    assert all_differ([program(jnp.zeros(30)) for _ in range(3)])
+    _, rows = jax.lax.scan(lambda k, _: (k, add_noise(constant, ONE, noise_multiplier=1.0)), 0.0, length=3)
+    assert all_differ(rows)
+
+
+@pytest.mark.parametrize("name", ["torch.vmap", "make_fx", "tf.function", "torch.jit.trace"])
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace`")
+def test_other_programs_close_over_no_sum(name):
+    constant = np.zeros(2, np.float32)
+    record = recorded(name) if name != "torch.jit.trace" else lambda fun: torch.jit.trace(fun, torch.ones(2))
+    with pytest.raises(ValueError, match=r"draws outside of code that is recorded in this way"):
+        record(lambda x: x + add_noise(constant, ONE, noise_multiplier=1.0))
+
+
+def test_a_program_of_torch_takes_sums_of_all_sizes():
+    program = torch.compile(
+        lambda x: add_noise(x, ONE, noise_multiplier=1.0), fullgraph=True, backend="aot_eager", dynamic=None
+    )
+    for size in (3, 4, 300):
+        steps = program(torch.zeros(size)).double() * 2.0 ** (16 + math.ceil(math.log2(size) / 2))
+        assert (steps == steps.round()).all()
+        assert steps.shape == (size,)
+    assert program(torch.zeros(2, requires_grad=True)).requires_grad is False

@@ -39,6 +39,7 @@ class Entry:
         models: how to recognize its models; None if they cannot be recognized.
         parameter: returns the array type with a `.grad` attribute; None if there is none.
         compiling: says whether the framework is tracing this call to compile it; None if its arrays show that.
+        recording: says whether the framework records operations here, also of arrays that do not show that.
         at_import: what to run as soon as the framework is imported.
         outputs_first: whether its layers store weights with the outputs along the first axis, not the last.
     """
@@ -55,6 +56,7 @@ class Entry:
     models: Models | None = None
     parameter: Callable[[Any], type] | None = None
     compiling: Callable[[Any], bool] | None = None
+    recording: Callable[[Any], bool] | None = None
     at_import: Callable[[], None] | None = None
     outputs_first: bool = False
 
@@ -100,6 +102,12 @@ def _keep_autograph_out() -> None:
         config.CONVERSION_RULES = (config.DoNotConvert("gradclip"), *config.CONVERSION_RULES)
 
 
+def _torch_records(torch: Any) -> bool:
+    vmapped = torch._C._functorch.maybe_current_level() is not None
+    traced = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+    return vmapped or traced or torch.jit.is_tracing() or torch.compiler.is_exporting()
+
+
 ENTRIES = (
     # "generic" is the type of NumPy scalars, which reductions return.
     Entry("NumPy", "numpy", ("ndarray", "generic"), _numpy),
@@ -120,6 +128,7 @@ ENTRIES = (
         # Functions of the module, because this table must not import it.
         parameter=lambda torch: torch.nn.Parameter,
         compiling=lambda torch: torch.compiler.is_compiling(),
+        recording=_torch_records,
         outputs_first=True,
     ),
     Entry(
@@ -132,6 +141,7 @@ ENTRIES = (
         has_derivatives=True,
         from_numpy="jax.numpy.asarray",
         per_example="jax.vmap(jax.grad(...))",
+        recording=lambda jax: isinstance(jax.lax.full((), 0.0), jax.core.Tracer),
         at_import=_make_kernels_known_to_jax,
     ),
     Entry(
@@ -143,6 +153,7 @@ ENTRIES = (
         has_derivatives=True,
         from_numpy="tf.convert_to_tensor",
         per_example="tf.vectorized_map",
+        recording=lambda tensorflow: tensorflow.inside_function(),
         at_import=_keep_autograph_out,
     ),
 )

@@ -153,6 +153,15 @@ def being_compiled() -> bool:
     return False
 
 
+def recording() -> Entry | None:
+    """Return the framework that records operations here, also of arrays that do not show that; None if none does."""
+    for key, entry in _ENTRIES.items():
+        module = _ready(key)
+        if entry.recording is not None and module is not None and entry.recording(module):
+            return entry
+    return None
+
+
 def number_in(scalar: object) -> Any:
     """Return the value of a scalar array as a Python number."""
     entry = entry_of(scalar)

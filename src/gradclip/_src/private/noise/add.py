@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,13 +9,13 @@ import optree
 
 from gradclip._src.annotations import Tree
 from gradclip._src.backends import any_distributed
-from gradclip._src.backends.registry import framework_of, is_traced
+from gradclip._src.backends.registry import being_compiled, framework_of, is_traced, recording
 from gradclip._src.core.formats import bare_name, dtype_name, format_named, is_empty_name
 from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.passed.leaves import first_sparse
 from gradclip._src.private.batching.calls import ExampleOutputs
 from gradclip._src.private.noise.discrete import EXACT
-from gradclip._src.private.noise.exact import ExactNoise, noise_on_floats, noise_on_integers
+from gradclip._src.private.noise.exact import AskedNoise
 from gradclip._src.private.noise.programs import noise_in_programs
 from gradclip._src.private.sums.clip import PerExampleInfo
 from gradclip._src.private.sums.sensitivity import Sensitivity
@@ -66,16 +65,17 @@ def add_noise(summed: Tree, sensitivity: Sensitivity, *, noise_multiplier: float
     may be predictable. Use it to try settings. It refuses sums on a grid.
 
     Inside `jax.jit` and `torch.compile`, exact noise is drawn anew at each run of the program, by a callback to the
-    host. Devices that hold the same sum get the same noise: arrays on JAX meshes have it drawn once, and each part of a
-    PyTorch distributed tensor is drawn by the first process that holds it. Where each process has a plain tensor of its
-    own, draw on one, and send the result to the others.
+    host; so what is computed again, as by checkpointing, has other noise. Devices that hold the same sum get the same
+    noise: arrays on JAX meshes have it drawn once, and each part of a PyTorch distributed tensor is drawn by the first
+    process that holds it. Where each process has a plain tensor of its own, draw on one, and send the result to the
+    others.
 
     Raises:
         ValueError: a noise multiplier that is not positive and finite, a sensitivity that is infinite, unknown or 0, a
         grid so coarse that the noise has fewer than 64 steps; with exact noise, a sum inside of `jax.shard_map`,
-        `torch.func.vmap` or `tf.function`, one that was cast to a narrower dtype than the sensitivity is for, JAX
-        arrays of several processes outside of `jax.jit`, distributed tensors beside plain ones, or not added up yet;
-        with a generator, distributed tensors.
+        `torch.func.vmap` or `tf.function`, one that was cast to a narrower dtype than the sensitivity is for, one whose
+        terms are still to be added over devices, JAX arrays of several processes outside of `jax.jit`, distributed
+        tensors beside plain ones; with a generator, distributed tensors.
         TypeError: a sensitivity that is a number, an `rng` of another kind, leaves that are complex, sparse or
         integers of a float sum, outputs of single examples beside the sum. ModuleNotFoundError: "opendp" without
         OpenDP: pip install '.[private]' in a clone.
@@ -113,13 +113,14 @@ def add_noise(summed: Tree, sensitivity: Sensitivity, *, noise_multiplier: float
 
 def is_recorded(leaves: Sequence[Any]) -> bool:
     """Say whether operations on these arrays are recorded, to run again later: noise and counts would not."""
-    if any(map(is_traced, leaves)):
+    if being_compiled() or any(map(is_traced, leaves)):
         return True
     frameworks: list[Any] = list({id(found): found for found in map(framework_of, leaves)}.values())
-    return any(
+    hidden = any(
         not framework.backend([leaf for leaf in leaves if framework_of(leaf) is framework], ()).visible
         for framework in frameworks
     )
+    return hidden or recording() is not None
 
 
 def _check_sensitivity(sensitivity: object) -> None:
@@ -230,16 +231,11 @@ def _exactly(
     leaves: Sequence[Any], integers: bool, sensitivity: Sensitivity, multiplier: float, source: str
 ) -> list[Any]:
     """Return the leaves with discrete Gaussian noise on integers, now or whenever a recorded program runs."""
-    recorded = is_recorded(leaves)
-    if integers:
-        noise = ExactNoise(source, noise_on_integers(sensitivity.in_steps or 0.0, multiplier))
-    else:
+    asked = AskedNoise(source, multiplier, sensitivity.total, sensitivity.in_steps)
+    if not integers:
         _check_not_narrowed(leaves, sensitivity)
-        elements = sum(math.prod(leaf.shape) for leaf in leaves)
-        exponent, scale = noise_on_floats(sensitivity.total, max(1, elements), multiplier)
-        noise = ExactNoise(source, scale, exponent)
-    if recorded:
-        return noise_in_programs(leaves, noise)
+    if is_recorded(leaves):
+        return noise_in_programs(leaves, asked)
     if not all(getattr(leaf, "is_fully_addressable", True) for leaf in leaves):
         raise ValueError(
             "the sum is on devices of several processes. Call add_noise inside of jax.jit: the first device has the "
@@ -248,5 +244,5 @@ def _exactly(
     if any_distributed(leaves):
         from gradclip._src.private.noise.torch import noise_on_parts
 
-        return noise_on_parts(leaves, noise)
-    return noise.added(leaves)
+        return noise_on_parts(leaves, asked.of(leaves))
+    return asked.of(leaves).added(leaves)

@@ -100,6 +100,23 @@ def to_floats(integers: np.ndarray, exponent: int, dtype: Any = np.float64) -> n
         return (integers * math.ldexp(1.0, exponent)).astype(dtype, copy=False)
 
 
+class AskedNoise(NamedTuple):
+    """Noise for a sum that one unit moves by at most `total`, or on a grid by at most `in_steps` steps."""
+
+    source: str
+    multiplier: float
+    total: float
+    in_steps: float | None
+
+    def of(self, leaves: Sequence[Any]) -> ExactNoise:
+        """Return the noise for a sum of these arrays. Raises ValueError for fewer than 64 steps, and out of range."""
+        if self.in_steps is not None:
+            return ExactNoise(self.source, noise_on_integers(self.in_steps, self.multiplier))
+        elements = sum(math.prod(leaf.shape) for leaf in leaves)
+        exponent, scale = noise_on_floats(self.total, max(1, elements), self.multiplier)
+        return ExactNoise(self.source, scale, exponent)
+
+
 class ExactNoise(NamedTuple):
     """Noise for integers, or for floats if it has an exponent, from one of `EXACT` sources."""
 

@@ -11,25 +11,27 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from gradclip._src.private.noise.exact import ExactNoise
+from gradclip._src.private.noise.exact import AskedNoise, ExactNoise
 from gradclip._src.words import typed
 
 
 # The tag: two calls on one sum are two draws, and none is computed again for a backward pass.
 @torch.library.custom_op("gradclip::exact_noise", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
-def exact_noise(leaves: Sequence[torch.Tensor], source: str, scale: float, exponent: int | None) -> list[torch.Tensor]:
+def exact_noise(
+    leaves: Sequence[torch.Tensor], source: str, multiplier: float, total: float, in_steps: float | None
+) -> list[torch.Tensor]:
     """Return tensors plus noise."""
-    return ExactNoise(source, scale, exponent).added(leaves)
+    return AskedNoise(source, multiplier, total, in_steps).of(leaves).added(leaves)
 
 
 @exact_noise.register_fake
-def _like(leaves: Sequence[torch.Tensor], source: str, scale: float, exponent: int | None) -> list[torch.Tensor]:
+def _like(leaves: Sequence[torch.Tensor], *asked: object) -> list[torch.Tensor]:
     return [x.new_empty(x.shape) for x in leaves]
 
 
-def called_back(leaves: Sequence[torch.Tensor], noise: ExactNoise) -> list[torch.Tensor]:
+def called_back(leaves: Sequence[torch.Tensor], asked: AskedNoise) -> list[torch.Tensor]:
     """Return traced tensors plus noise."""
-    return exact_noise(list(leaves), *noise)
+    return exact_noise([x.detach() for x in leaves], *asked)
 
 
 def noise_on_parts(leaves: Sequence[Any], noise: ExactNoise) -> list[DTensor]:
