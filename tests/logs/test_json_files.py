@@ -4,6 +4,7 @@ import pytest
 
 import training_logs
 from gradclip._src.logs.json_files import of_document, of_lines
+from gradclip._src.logs.read import read
 from gradclip._src.logs.rows import LogError
 
 
@@ -45,3 +46,27 @@ def test_lines_of_a_monitor_keep_threshold_and_skips(tmp_path):
     path.write_text('{"step": 1, "norm": 2.0, "max_norm": 0.5, "skipped": true, "loss": "nan"}\n' * 2)
     row = of_lines(path, None).rows[0]
     assert (row.step, row.norm, row.max_norm, row.skipped) == (1, 2.0, 0.5, True)
+
+
+def test_a_key_names_an_entry_within_others(tmp_path):
+    path = tmp_path / "result.json"
+    steps = [{"env": {"steps": 1}, "learners": {"policy": {"my_norm": n, "loss": 0.5}}, "step": n} for n in (1, 2)]
+    for text in ("".join(json.dumps(one) + "\n" for one in steps), json.dumps(steps), json.dumps(steps[0], indent=1)):
+        path.write_text(text)
+        rows = read(path, "learners/policy/my_norm").rows
+        assert [(row.step, row.norm, row.loss) for row in rows][:1] == [(1, 1.0, 0.5)]
+        with pytest.raises(LogError, match="Its entries are env/steps, learners/policy/loss"):
+            read(path)
+
+
+def test_entries_that_hold_each_other_deeply_are_no_log(tmp_path):
+    path = tmp_path / "deep.json"
+    path.write_text('{"a": ' * 500 + '{"grad_norm": 1.5}' + "}" * 500)
+    with pytest.raises(LogError, match="no norms of gradients"):
+        read(path)
+
+
+def test_the_list_that_has_the_norms_counts(tmp_path):
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"eval": [{"loss": 1.0}], "train": [{"m": {"grad_norm": 2.0}, "step": 4}]}))
+    assert [(row.step, row.norm) for row in read(path).rows] == [(4, 2.0)]

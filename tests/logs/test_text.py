@@ -62,7 +62,12 @@ def test_a_line(tmp_path, line):
 
 
 @pytest.mark.parametrize(
-    "line", ["grad norms: 1", "grad_norm_clipped: 1", "grad_norm: high", "sgrad_norm: 1", "grad norm 1"]
+    "line",
+    [
+        *("grad norms: 1", "grad_norm_clipped: 1", "grad_norm: high", "sgrad_norm: 1", "grad norm 1"),
+        *("max grad norm 1.5", "clip grad norm: 1.5", "norm 15.3", "loss 1.5 | weight norm 15.3", "loss 2.5 norm 3"),
+        *("grad_norm={'a': high}", "grad-norm quartiles 1.0 2.0 3.0"),
+    ],
 )
 def test_lines_without_a_norm(line):
     assert not holds_norm(line)
@@ -94,6 +99,31 @@ def test_a_progress_bar_and_skipped_steps(tmp_path):
     )
     log = of_text(path, None)
     assert (len(log.rows), log.notes) == (1, ("The program skipped 15 steps.",))
+
+
+def test_quartiles_are_medians_with_their_threshold(tmp_path):
+    path = tmp_path / "run.log"
+    line = (
+        "Clipping_scale=2.0, grad-norm quartiles 4.1e+01 5.4e+01 6.2e+01 7.6e+01 1.5e+02, threshold=1.24e+02, percent-"
+    )
+    path.write_text(f"Epoch 1, batch 50, loss[loss=1.5]\nINFO [optim.py:369] {line}clipped=4.0\n" * 2)
+    log = of_text(path, None)
+    assert [(row.step, row.norm, row.max_norm) for row in log.rows] == [(None, 62.0, 124.0)] * 2
+    assert log.notes == ("Each norm is the median of several steps: spikes between them do not show.",)
+
+
+def test_a_norm_of_that_name_counts_before_others(tmp_path):
+    path = tmp_path / "run.log"
+    path.write_text("step 1 | loss: 2.5 | norm: 9.5\nstep 2 | loss: 2.5 | norm: 9.5 | grad_norm: 1.5\n")
+    assert [(row.step, row.norm) for row in of_text(path, None).rows] == [(2, 1.5)]
+    path.write_text("step 1 | loss: 2.5 | norm: 9.5\n")
+    assert [(row.step, row.norm) for row in of_text(path, None).rows] == [(1, 9.5)]
+
+
+def test_a_threshold_beside_a_norm_is_that_of_quartiles_alone(tmp_path):
+    path = tmp_path / "run.log"
+    path.write_text("step 1 grad_norm=2.5 threshold=0.5\n")
+    assert math.isnan(of_text(path, None).rows[0].max_norm)
 
 
 def test_a_key_names_another_number(tmp_path):

@@ -68,6 +68,48 @@ def torchtitan():
     )
 
 
+def spaced():
+    """Names and numbers with nothing but spaces between them."""
+    return "".join(f"Iter {step}: Train loss {loss!r}, lr 1e-4, Grad norm {norm!r}\n" for step, norm, loss in RUN)
+
+
+def alone():
+    """A norm that is named norm, beside the loss."""
+    return "max seqlen 1024\n" + "".join(
+        f"step {step:4d}/400 | loss {loss!r} (+0.1z)| norm {norm!r} (+0.2z)| lr 1e-04 | 12.30 ms\n"
+        for step, norm, loss in RUN
+    )
+
+
+def of_groups():
+    """A norm for each group of parameters."""
+    return "".join(
+        f"tflops=1.5 step={step} loss={loss!r} grad_norm={{'0_default': {norm * 0.6!r}, '1_fp32': {norm * 0.8!r}}}\n"
+        for step, norm, loss in RUN
+    )
+
+
+def with_updates():
+    return "".join(
+        f'INFO | train_inner | {{"epoch": 1, "loss": "{loss!r}", "num_updates": "{step}", "gnorm": "{norm!r}"}}\n'
+        for step, norm, loss in RUN
+    )
+
+
+def nested(indent=None):
+    """Each step as an object with objects in it."""
+    steps = (
+        {"training_iteration": step, "info": {"learner": {"stats": {"grad_gnorm": norm, "loss": loss}}}}
+        for step, norm, loss in RUN
+    )
+    return "".join(json.dumps(one, indent=indent) + "\n" for one in steps)
+
+
+def metric(values):
+    """A file of one metric."""
+    return "".join(f"{1_700_000_000_000 + step} {value!r} {step}\n" for step, value in zip(STEPS, values, strict=True))
+
+
 def printed_by_trainer():
     return "".join(
         f"{{'loss': {loss:.4f}, 'grad_norm': {norm!r}, 'learning_rate': 5e-05, 'epoch': {step / 100}}}\n"
@@ -111,6 +153,15 @@ FILES = {
     "megatron.log": megatron,
     "torchtitan.log": torchtitan,
     "trainer.log": printed_by_trainer,
+    "spaced.log": spaced,
+    "alone.log": alone,
+    "groups.log": of_groups,
+    "updates.log": with_updates,
+    "nested.jsonl": nested,
+    "indented.json": lambda: nested(indent=2),
+    "history.json": lambda: json.dumps({"config": {"lr": 1e-4}, "tags": ["a"], "history": entries()}),
+    "in_parts.csv": lambda: table().replace("grad_norm", "grad/norm/total"),
+    "commented.csv": lambda: '# {"env": 1}\n#\n' + table(),
     "events.out.tfevents.1": events,
     "lines.jsonl.gz": lambda: gzip.compress(json_lines().encode(), mtime=0),
 }

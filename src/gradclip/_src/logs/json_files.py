@@ -1,13 +1,17 @@
-"""JSON: the `trainer_state.json` of Hugging Face's Trainer, lists of steps, columns, and lines with one step each."""
+"""JSON: the `trainer_state.json` of Hugging Face's Trainer, lists of steps, columns, and lines with one step each.
+
+The entries of an object within another have the names of both: `info/grad_norm`.
+"""
 
 import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from gradclip._src.logs.files import document, lines
-from gradclip._src.logs.rows import BY_GRADCLIP, Keys, Log, LogError, Row, counted, plain, rows_of
+from gradclip._src.logs.rows import BY_GRADCLIP, NORMS, Keys, Log, LogError, Row, counted, plain, rows_of
 from gradclip._src.words import listed, printable
 
 HISTORY = "log_history"
@@ -16,6 +20,7 @@ TRAINER_DEFAULT = 1.0  # max_grad_norm of TrainingArguments
 BEFORE_CLIPPING = "before clipping"
 _MOST_NAMES = 10_000
 _LONGEST = 60  # characters of a name in an error
+_LIST = re.compile(r'"[^"]{1,100}"\s{0,20}:\s{0,20}\[\s{0,20}\{')  # of objects, under a name
 _CUT_OFF = "The file is cut off or damaged: what could be read of it is used."
 
 
@@ -24,13 +29,13 @@ def of_lines(path: Path, key: str | None) -> Log:
     names: dict[str, None] = {}
     unread = 0
     for line in lines(path):
-        found = parsed(line) if line.strip() else {}
+        found = flat(parsed(line)) if line.strip() else {}
         unread += not isinstance(found, dict)
         if isinstance(found, dict) and len(names) < _MOST_NAMES:
             names.update(dict.fromkeys(map(str, found)))
     # Read again instead of keeping all entries: they may have many.
     keys = Keys.among(names, key)
-    rows, notes = _rows_of(map(parsed, lines(path)), keys, names)
+    rows, notes = _rows_of((flat(parsed(line)) for line in lines(path)), keys, names)
     notes += (counted(unread, "line is no JSON object.", "lines are no JSON objects."),) if unread else ()
     if not rows:
         raise no_norm(path, names, key if keys is None else keys.norm)
@@ -47,7 +52,8 @@ def of_document(path: Path, key: str | None) -> Log:
     found = parsed(text)
     notes: tuple[str, ...] = ()
     if found is None:
-        found, notes = _as_far_as_whole(text), (_CUT_OFF,)
+        found, whole = _as_far_as_whole(text)
+        notes = () if whole else (_CUT_OFF,)
     if isinstance(found, dict) and isinstance(found.get(HISTORY), list):
         rows, names, left_out = _rows(found[HISTORY], key)
         made = _by_trainer("trainer_state.json of Hugging Face's Trainer", rows, names, notes + left_out)
@@ -68,13 +74,29 @@ def parsed(text: str) -> Any:
         return None
 
 
+def flat(found: object, deepest: int = 8) -> Any:
+    """Return an object with the entries of those within it, under the names of both; anything else as it is."""
+    if not isinstance(found, dict) or deepest == 0 or not any(isinstance(value, dict) for value in found.values()):
+        return found
+    inner = {name: flat(value, deepest - 1) for name, value in found.items()}
+    made = {name: value for name, value in inner.items() if not isinstance(value, dict)}
+    for name, value in inner.items():
+        if isinstance(value, dict):
+            made |= {f"{name}/{part}": one for part, one in value.items()}
+    return made
+
+
 def _steps(found: object) -> Iterable[Any]:
-    """Return the steps of a list of them, of a dict of columns, or one step."""
+    """Return the steps of a list of them, also of one under any name, of a dict of columns, or one step."""
     if isinstance(found, list):
         return found
     if not isinstance(found, dict):
         return ()
     columns = {name: column for name, column in found.items() if isinstance(column, list)}
+    tables = [column for column in columns.values() if column and all(isinstance(one, dict) for one in column)]
+    if tables:
+        norms = (one for one in tables if any(plain(str(name)) in NORMS for row in one for name in flat(row)))
+        return next(norms, tables[0])
     if not columns:
         listed_in = [value for value in found.values() if isinstance(value, dict)]
         return (found, *listed_in)
@@ -84,23 +106,32 @@ def _steps(found: object) -> Iterable[Any]:
     )
 
 
-def _as_far_as_whole(text: str) -> Any:
-    """Return the history of a state that is cut off, the first entries of a list, or values one after the other."""
+def _as_far_as_whole(text: str) -> tuple[Any, bool]:
+    """Return the history of a state that is cut off, the first entries of a list, or values one after the other.
+
+    Also return whether that is all.
+    """
     at = text.find(f'"{HISTORY}"')
     place = text.find("[", at) + 1 if at >= 0 or text.lstrip().startswith("[") else 0
-    decoder, found = json.JSONDecoder(), []
+    decoder, whole = json.JSONDecoder(), place == 0
+    found: list[Any] = []
     while (place := text.find("{", place)) >= 0:
         try:
             entry, place = decoder.raw_decode(text, place)
         except (ValueError, RecursionError):
-            break
+            inner = _LIST.search(text, place) if whole and not found else None
+            whole = False
+            if inner is None:
+                break
+            place = inner.end() - 1
+            continue
         found.append(entry)
-    return {HISTORY: found} if at >= 0 else found
+    return ({HISTORY: found} if at >= 0 else found), whole
 
 
 def _rows(found: Iterable[Any], key: str | None) -> tuple[list[Row], set[str], tuple[str, ...]]:
     """Return the rows of entries that hold a norm, the names of all entries, and what was left out."""
-    entries = [entry for entry in found if isinstance(entry, dict)]
+    entries = [flat(entry) for entry in found if isinstance(entry, dict)]
     names: dict[str, None] = {}
     for entry in entries:
         if len(names) < _MOST_NAMES:

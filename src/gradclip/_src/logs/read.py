@@ -6,8 +6,9 @@ from pathlib import Path
 from gradclip._src.logs.events import is_event_file, of_events
 from gradclip._src.logs.files import is_text, start_of
 from gradclip._src.logs.json_files import no_norm, of_document, of_lines
+from gradclip._src.logs.metrics import is_metric, metrics_of, of_metric
 from gradclip._src.logs.rows import Keys, Log, LogError
-from gradclip._src.logs.text import columns_of, holds_norm, holds_numbers, of_table, of_text, without_names
+from gradclip._src.logs.text import COMMENT, columns_of, holds_norm, holds_numbers, of_table, of_text, without_names
 
 _STATE = "trainer_state.json"
 _EVENTS = "*tfevents*"
@@ -19,7 +20,8 @@ def read(path: str | Path, key: str | None = None) -> Log:
     """Return what a log says. Raises LogError, with one line for the user, if it holds no norms or cannot be read.
 
     Args:
-        path: a file, or a folder with TensorBoard's files or with checkpoints of Hugging Face's Trainer.
+        path: a file, or a folder with TensorBoard's files, with checkpoints of Hugging Face's Trainer, or with a file
+            for each metric.
         key: the name of the norm in the log; None to find it.
 
     """
@@ -53,6 +55,10 @@ def _of_folder(path: Path, key: str | None) -> Log:
             if len(runs) > 1:
                 raise LogError(f"{path} has several runs: {', '.join(one.name for one in runs)}. Pass one of them.")
             return of_events(events, key)
+    if metrics := metrics_of(path, key):
+        if len(metrics) > 1:
+            raise LogError(f"{path} has several norms: {', '.join(str(one) for one in metrics)}. Pass one of them.")
+        return of_metric(metrics[0])
     raise LogError(f"{path} is a folder without {_STATE} and without TensorBoard's files.")
 
 
@@ -63,11 +69,15 @@ def _of_file(path: Path, key: str | None) -> Log:
     if not is_text(start):
         raise LogError(f"{path} is no text, and no file of TensorBoard.")
     text = start.decode("utf-16" if start[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", "replace")
-    first = next((line for line in text.replace("\0", "").splitlines() if line.strip()), None)
+    every = [line for line in text.replace("\0", "").splitlines() if line.strip()]
+    first = next((line for line in every if not line.startswith(COMMENT)), every[0] if every else None)
     if first is None:
         raise LogError(f"{path} holds nothing but spaces.")
     if _JSON.match(text):
-        return (of_lines if len(_OBJECTS.findall(text)) > 1 else of_document)(path, key)
+        indented = first.strip() == "{"
+        return (of_lines if len(_OBJECTS.findall(text)) > 1 and not indented else of_document)(path, key)
+    if is_metric(path, first):
+        return of_metric(path)
     numbers = holds_numbers(first)
     table = None if numbers or holds_norm(first) else columns_of(first)
     if table is not None and Keys.among(table[0], key) is not None:

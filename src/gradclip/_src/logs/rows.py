@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from gradclip._src.words import listed
 
 T = TypeVar("T")
-_NORMS = (
+NORMS = (
     "grad_norm",
     "gradient_norm",
     "grad_norm_total",
@@ -22,9 +22,14 @@ _NORMS = (
     "gnorm",
     "grad_2.0_norm_total",
     "grad_2_norm_total",
+    "grad_gnorm",
+    "gradients_default_optimizer_global_norm",
 )
 _LOSSES = ("loss", "lm_loss", "train_loss", "training_loss", "loss_train", "global_avg_loss", "loss_mean")
-_STEPS = ("step", "global_step", "_step", "iteration", "iter", "steps", "trainer_global_step", "global_step_max_steps")
+_STEPS = (
+    *("step", "global_step", "_step", "iteration", "iter", "steps", "trainer_global_step", "global_step_max_steps"),
+    *("num_updates", "training_iteration"),
+)
 _THRESHOLDS = ("max_norm", "max_grad_norm", "clip_threshold", "clip_grad")
 BY_GRADCLIP = "grad_norm_clipped"
 """What gradclip's callbacks log beside the norm."""
@@ -101,7 +106,7 @@ class Keys(NamedTuple):
 
     def twins(self, names: Iterable[str]) -> dict[str, list[str]]:
         """Return, for each name that is read, the others that mean the same."""
-        fitting = {self.norm: _NORMS, self.loss: _LOSSES, self.step: _STEPS, self.max_norm: _THRESHOLDS}
+        fitting = {self.norm: NORMS, self.loss: _LOSSES, self.step: _STEPS, self.max_norm: _THRESHOLDS}
         found = [one for one in names if not _OF_EVALUATION.search(one)]
         return {
             name: [one for one in found if one != name and plain(one) in wanted]
@@ -172,7 +177,7 @@ def check_point(text: str) -> None:
 
 
 def _norm_among(names: Sequence[str]) -> str | None:
-    for wanted in _NORMS:
+    for wanted in NORMS:
         alike = [name for name in names if plain(name) == wanted]
         if len(alike) > 1:
             shortest = [name for name in alike if name.casefold() in (wanted, f"train/{wanted}", f"train_{wanted}")]
@@ -192,10 +197,16 @@ def _first(names: Sequence[str], wanted: Sequence[str]) -> str | None:
 
 
 def plain(name: str) -> str:
-    """Return a name without its prefix and its spelling: grad_norm for `train/Grad Norm` and for `run - grad-norm`."""
+    """Return a name without its prefix and its spelling: grad_norm for `train/Grad Norm` and for `run - grad-norm`.
+
+    A name in parts is one of the norm's names, too: grad_norm_total for `grad/norm/total`.
+    """
     last = name.rpartition(" - ")[2]
     parts = last.replace("-", "_").replace(" ", "_").casefold().split("/")
     joined = "_".join(parts[-2:])
+    for several in ("_".join(parts[-3:]), joined):
+        if several in NORMS:
+            return several
     return joined if joined in _STEPS else parts[-1].removeprefix("train_") if parts[-1] != "train_loss" else "loss"
 
 

@@ -32,6 +32,7 @@ _KINDS = {
     "\t": "a table (CSV with tabs)",
 }
 _OF_A_MESSAGE = re.compile(r"\[(?:INFO|DEBUG|WARNING|ERROR)\]")
+COMMENT = "#"  # begins lines before the names of columns
 _AROUND = ",; \t\r\n\"'"
 _APART = re.compile(r"[,;\s\"']+")
 _BOUNDS = ("__MIN", "__MAX")  # columns that Weights & Biases adds
@@ -63,7 +64,7 @@ def without_names(path: Path, first: str) -> LogError:
 def of_table(path: Path, key: str | None) -> Log:
     """Read a table whose first line names the columns."""
     every = lines(path)
-    first = next((line for line in every if line.strip()), "")
+    first = next((line for line in every if line.strip() and not line.startswith(COMMENT)), "")
     found = columns_of(first)
     if found is None:
         raise no_norm(path, (), key)
@@ -102,11 +103,19 @@ _NUMBER = (
     + r"\d{1,400},\d+(?!\d|,\d)|\d+\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?|nan|inf(?:inity)?))"
 )
 _BETWEEN = r"""['"]?\s{0,20}[:=]\s{0,20}['"]?(?:(?:np\.float\d{2}|(?:torch\.)?tensor)\()?"""
-_PREFIX = r"(?<![a-z_])(?:(?:train|total|global)[ _])?"
-_NORM = re.compile(_PREFIX + r"(?:grad(?:ient)?[ _-]?norm|gnorm)" + _BETWEEN + _NUMBER, re.I)
-_LOSS = re.compile(r"(?<![a-z_/])(?:lm[ _]|train(?:ing)?[ _])?loss" + _BETWEEN + _NUMBER, re.I)
+_SPACED = r"[ \t]{1,20}(?=[-+]?(?:\d{1,400}\.\d|\d{1,400}e[-+]?\d|(?:nan|inf)\b))"  # "grad norm 1" may be of a sentence
+_APART_OR_SPACED = f"(?:{_BETWEEN}|{_SPACED})"
+_NAME = r"(?<![a-z_])(?<!max )(?<!clip )(?:(?:train|total|global)[ _])?(?:grad(?:ient)?[ _-]?norm|gnorm)"
+_NORM = re.compile(_NAME + _APART_OR_SPACED + _NUMBER, re.I)
+_LOSS = re.compile(r"(?<![a-z_/])(?:lm[ _]|train(?:ing)?[ _])?loss" + _APART_OR_SPACED + _NUMBER, re.I)
+_OF_GROUPS = re.compile(_NAME + r"['\"]?\s{0,20}[:=]\s{0,20}\{([^{}]{1,2000})\}", re.I)
+_QUARTILES = re.compile(_NAME + r" quartiles((?:\s{1,4}[-+.\w]{1,40}){5})", re.I)
+_ALONE = re.compile(r"(?:^|[|,;])\s{0,20}norm" + _APART_OR_SPACED + _NUMBER, re.I)  # in a line with a loss
 _MEGATRON = re.compile(r"\biteration\s{1,20}(\d{1,16})\s{0,20}/", re.I)
-_STEP = re.compile(r"\b(?:global[ _])?(?:step|iter(?:ation)?)s?['\"]?\s{0,20}[:= ]\s{0,20}(\d{1,16})\b", re.I)
+_STEP = re.compile(
+    r"\b(?:global[ _])?(?:step|iter(?:ation)?|num_update)s?['\"]?\s{0,20}[:= ]\s{0,20}['\"]?(\d{1,16})\b", re.I
+)
+_THRESHOLD = re.compile(r"\bthreshold=" + _NUMBER, re.I)
 _PLACE_IN_CODE = re.compile(r"(?<![\w.<>])[\w.<>]{1,200}:[\w<>]{1,200}:\d{1,9} - ")  # as loguru prints it
 _SKIPPED = re.compile(r"number of skipped iterations:\s{0,20}(\d{1,16})")
 _COLOURS = re.compile(r"(?:\x1b\[[0-9;]{0,20}|\[[0-9;]{1,20})m")
@@ -132,25 +141,55 @@ _OTHER = _Program("text", math.nan)
 
 def holds_norm(line: str) -> bool:
     """Say whether a line of text holds a norm."""
-    return _NORM.search(_COLOURS.sub("", line[:_LONGEST])) is not None
+    plain_line = _COLOURS.sub("", line[:_LONGEST])
+    return any(_norm_in(plain_line, pattern) is not None for pattern in _PATTERNS)
 
 
 def of_text(path: Path, key: str | None) -> Log:
     """Read the lines that hold a norm; also the threshold, if the program printed its settings before."""
-    rows: list[Row] = []
-    seen = _Seen()
-    for line in _plain(path):
-        norm = _NORM.search(line) if key is None else _named(key).search(line)
-        seen.look(line, norm, first=not rows)
-        if norm is not None:
-            rows.append(_row(line, norm))
-            check_count(len(rows))
-    if not rows:
+    for pattern in _PATTERNS if key is None else (_named(key),):
+        rows, seen = _rows_and_more(path, pattern)
+        if rows:
+            break
+    else:
         raise _without_norms(path) if seen.of_deepspeed and key is None else no_norm(path, (), key)
     assumed, known = math.isnan(seen.threshold), seen.program is not _OTHER
     threshold = seen.program.default if assumed else seen.threshold
     measured = BEFORE_CLIPPING if known else ""
-    return Log(seen.program.name, rows, threshold, assumed and known, measured, seen.notes())
+    notes = (*seen.notes(), *((_SAID[pattern],) if pattern in _SAID else ()))
+    return Log(seen.program.name, rows, threshold, assumed and known, measured, notes)
+
+
+_PATTERNS = (_NORM, _OF_GROUPS, _QUARTILES, _ALONE)
+"""Kinds of lines with a norm. The next counts if no line of the log is of those before."""
+_SAID = {
+    _OF_GROUPS: "Each norm is that of all groups in its line together.",
+    _QUARTILES: "Each norm is the median of several steps: spikes between them do not show.",
+}
+
+
+def _norm_in(line: str, pattern: re.Pattern[str]) -> str | None:
+    """Return the norm that a line of this kind holds, as text; None without one."""
+    match = pattern.search(line)
+    if match is None or (pattern is _ALONE and not _LOSS.search(line)):
+        return None
+    if pattern is _OF_GROUPS:
+        parts = [number(one.rpartition(":")[2]) for one in match[1].split(",")]
+        return None if None in parts else repr(math.hypot(*parts))  # type: ignore[arg-type]
+    return match[1].split()[2] if pattern is _QUARTILES else match[1]
+
+
+def _rows_and_more(path: Path, pattern: re.Pattern[str]) -> tuple[list[Row], "_Seen"]:
+    rows: list[Row] = []
+    seen = _Seen()
+    for line in _plain(path):
+        norm = _norm_in(line, pattern)
+        seen.look(line, norm, first=not rows)
+        if norm is not None:
+            threshold = _THRESHOLD.search(line) if pattern is _QUARTILES else None
+            rows.append(_row(line, norm, threshold))
+            check_count(len(rows))
+    return rows, seen
 
 
 @dataclass
@@ -172,18 +211,18 @@ class _Seen:
     comma: str = ""
     of_deepspeed: bool = False
 
-    def look(self, line: str, norm: re.Match[str] | None, *, first: bool) -> None:
+    def look(self, line: str, norm: str | None, *, first: bool) -> None:
         """Look at a line; `first`: no line with a norm was before it."""
         if match := _SKIPPED.search(line):
             self.skipped += int(match[1])
         if norm is not None:
             self.program = _program_of(line) if first else self.program
-            self.below_zero += norm[1].startswith("-")
-            self.comma = self.comma or (norm[1] if "," in norm[1] and "." not in norm[1] else "")
+            self.below_zero += norm.startswith("-")
+            self.comma = self.comma or (norm if "," in norm and "." not in norm else "")
             return
         self.of_deepspeed = self.of_deepspeed or _DEEPSPEED.search(line) is not None
         if match := _SETTING.search(line):
-            value = _value(match)
+            value = _value(match[1])
             self.named[value] = None
             self.threshold = value if first else self.threshold
 
@@ -214,23 +253,24 @@ def _plain(path: Path) -> Iterator[str]:
 
 
 def _named(key: str) -> re.Pattern[str]:
-    return re.compile(r"(?<![\w])" + re.escape(key) + _BETWEEN + _NUMBER, re.I)
+    return re.compile(r"(?<![\w])" + re.escape(key) + _APART_OR_SPACED + _NUMBER, re.I)
 
 
-def _row(line: str, norm: re.Match[str]) -> Row:
+def _row(line: str, norm: str, threshold: re.Match[str] | None) -> Row:
     step = _MEGATRON.search(line) or _STEP.search(line)
     loss = _LOSS.search(line)
     return Row(
         int(step[1]) if step else None,
         norm_or_nan(_value(norm)),
-        _value(loss) if loss else math.nan,
+        _value(loss[1]) if loss else math.nan,
+        _value(threshold[1]) if threshold else math.nan,
     )
 
 
-def _value(match: re.Match[str]) -> float:
-    if not re.fullmatch(r"[-+]?" + _THOUSANDS, match[1]):
-        check_point(match[1])
-    found = number(match[1].replace(",", ""))
+def _value(text: str) -> float:
+    if not re.fullmatch(r"[-+]?" + _THOUSANDS, text):
+        check_point(text)
+    found = number(text.replace(",", ""))
     return math.nan if found is None else found
 
 
