@@ -47,7 +47,7 @@ class Note(NamedTuple):
 
     def with_more(self, later: "Note") -> "Note":
         """Return a note with all that a later one says."""
-        return Note(*(old if new is None else new for old, new in zip(self, later, strict=True)))
+        return Note(*[old if new is None else new for old, new in zip(self, later, strict=True)])
 
 
 class Pending(NamedTuple):
@@ -73,10 +73,16 @@ class Pending(NamedTuple):
         skip_above: float = math.inf,
     ) -> "Pending":
         """Check and hold the values to record. Raises TypeError for a value that is not numeric or is traced."""
-        norm = _inside(norm)
-        threshold = max_norm = _inside(max_norm)
+        # Variables of flax's nnx hold an array.
+        if callable(inside := getattr(norm, "__jax_array__", None)):
+            norm = inside()
+        if callable(inside := getattr(max_norm, "__jax_array__", None)):
+            max_norm = inside()
+        threshold = max_norm
         if not known(max_norm) and hasattr(max_norm, "max_norm"):
-            threshold, skip_above = _inside(max_norm.max_norm), getattr(max_norm, "skip_above", skip_above)
+            threshold, skip_above = max_norm.max_norm, getattr(max_norm, "skip_above", skip_above)
+            if callable(inside := getattr(threshold, "__jax_array__", None)):
+                threshold = inside()
             if threshold is None:
                 raise TypeError("max_norm has clipped nothing yet, so it has no threshold. Clip first, then record.")
         _check("norm", norm)
@@ -221,11 +227,6 @@ def norm_and_threshold(state: Any) -> tuple[object, object]:
             f"{typed(state)}."
         )
     return state.norm, state
-
-
-def _inside(value: Any) -> Any:
-    """Return the array that a variable of Flax's nnx holds; anything else as it is."""
-    return inside() if callable(inside := getattr(value, "__jax_array__", None)) else value
 
 
 def _kept(value: Any) -> Any:
