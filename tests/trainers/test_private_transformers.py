@@ -3,12 +3,16 @@
 The models have two layers of width 32, and matrices that come in factors.
 """
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 import transformers
 from peft import LoraConfig, get_peft_model
+from transformers.utils import import_utils
 
 import gradclip
+from gradclip._src.private.batching.torch import masks_unread
 
 pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
 WORDS, LENGTH = 128, 6
@@ -152,6 +156,38 @@ def test_what_vmap_cannot_run_names_the_loop(method):
     assert summed(model, examples, "loop")[1].all()
     with pytest.raises(RuntimeError, match=r'For one example it works: pass method="loop"'):
         summed(model, examples, method)
+
+
+@pytest.mark.parametrize("method", ["materialize", "auto"])
+def test_transformers_is_left_as_it_was(method):
+    before = import_utils.is_jax_jitting
+    seen = []
+
+    def loss(params, words):
+        seen.append(import_utils.is_jax_jitting)
+        if len(words) < LENGTH:
+            raise ValueError("words are missing")
+        return params["w"][words].sum()
+
+    clipped = gradclip.clipped_grad(loss, 1.0, method=method, keep_batch_dim=False)
+    params, words = {"w": torch.ones(WORDS, 32)}, batch("gpt2", "right")[0]
+    clipped(params, words)
+    assert before not in seen
+    assert import_utils.is_jax_jitting is before
+    with pytest.raises(ValueError, match="words are missing"):
+        clipped(params, words[:, 1:])
+    assert import_utils.is_jax_jitting is before
+
+
+def test_the_last_of_two_threads_leaves_transformers_as_it_was():
+    before, (first, second) = import_utils.is_jax_jitting, (masks_unread(), masks_unread())
+    with ThreadPoolExecutor(1) as other:
+        first.__enter__()
+        other.submit(second.__enter__).result()
+        first.__exit__(None, None, None)
+        assert import_utils.is_jax_jitting is not before
+        other.submit(second.__exit__, None, None, None).result()
+    assert import_utils.is_jax_jitting is before
 
 
 def test_a_compiled_model_reads_masks_as_before():

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.modules import module as modules
 from torch.utils.checkpoint import checkpoint
 
+import fresh_process
 import gradclip
 
 WIDTH = 512
@@ -248,3 +249,62 @@ def test_a_hook_that_only_looks_is_called_for_each_example_or_once_for_all(metho
     seen = []
     summed(Net(on_hidden(lambda g: seen.append(tuple(g.shape)))), method)
     assert seen == [(1, WIDTH)] * calls
+
+
+def compiled(net, method):
+    """Return the clipped sum of compiled code as one vector, as a function without arguments."""
+    made, args = clipped(net, method)
+    torch.compiler.reset()
+    made = torch.compile(made, backend="eager")
+    return lambda: torch.cat([x.double().ravel() for x in made(*args).values()])
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        ("register_hook", "loop"),
+        ("register_hook", "materialize"),
+        ("register_hook", "auto"),
+        ("register_post_accumulate_grad_hook", "auto"),
+    ],
+)
+def test_compiled_code_refuses_hooks_of_parameters_until_they_are_removed(kind, method):
+    net = Net(same)
+    call, expected = compiled(net, method), summed(net, "loop")
+    torch.testing.assert_close(call(), expected, rtol=1e-4, atol=1e-5)
+    handle = getattr(net.first[0].weight, kind)(lambda x: None)
+    with pytest.raises(ValueError, match=r"\['first.0.weight'\] has a hook.*pre_clipping_transform"):
+        call()
+    handle.remove()
+    torch.testing.assert_close(call(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["loop", "materialize", "auto"])
+def test_compiled_code_obeys_hooks_on_tensors(method):
+    net = Net(on_hidden(tenth))
+    torch.testing.assert_close(compiled(net, method)(), summed(net, "loop"), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+@pytest.mark.parametrize(("kind", "method"), [("full", "loop"), ("full", "materialize"), ("before", "auto")])
+def test_compiled_code_obeys_backward_hooks_of_modules_or_fails(kind, method):
+    net = Net(same)
+    MODULES[kind](net)
+    if method == "loop":
+        torch.testing.assert_close(compiled(net, method)(), summed(net, "loop"), rtol=1e-4, atol=1e-5)
+    else:
+        with pytest.raises(RuntimeError, match=r"autograd\.Function with functorch"):
+            compiled(net, method)()
+
+
+COMPILED_FIRST = """
+import torch
+import gradclip
+
+clipped = gradclip.clipped_grad(lambda w, x: torch.sin(x @ w).sum(), 1.0)
+print(torch.compile(clipped, backend="eager", fullgraph=True)(torch.ones(4, 4), torch.ones(3, 4)).shape)
+"""
+
+
+def test_the_first_call_of_a_process_may_be_compiled():
+    assert fresh_process.run(COMPILED_FIRST, ".", PYTHONWARNINGS="ignore") == "torch.Size([4, 4])"

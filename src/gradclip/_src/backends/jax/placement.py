@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -219,8 +219,11 @@ def laid_out_by_xla(tree: Any) -> Iterator[tuple[Any, Callable[[Any], Any]]]:
         return
     automatic, whole = dict.fromkeys(mesh.explicit_axes, AxisType.Auto), NamedSharding(mesh, PartitionSpec())
     with jax.sharding.use_abstract_mesh(getattr(mesh, "abstract_mesh", mesh).update_axis_types(automatic)):
-        free = jax.tree.map(lambda x: jax.sharding.reshard(x, PartitionSpec()) if isinstance(x, jax.Array) else x, tree)
-        yield free, lambda results: jax.sharding.reshard(results, whole)
+        yield _resharded(tree, PartitionSpec()), partial(_resharded, sharding=whole)
+
+
+def _resharded(tree: Any, sharding: Any) -> Any:
+    return jax.tree.map(lambda x: jax.sharding.reshard(x, sharding) if isinstance(x, jax.Array) else x, tree)
 
 
 def _names(entry: Hashable) -> tuple[Hashable, ...]:

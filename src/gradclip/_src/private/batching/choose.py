@@ -1,11 +1,11 @@
 """The batching operations of a framework, by its entry. A framework is imported when it is first asked for."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from gradclip._src.backends.entries import Entry
 from gradclip._src.private.batching.verbs import Batching
+from gradclip._src.tree import FlatTree
 
 
 def batching_of(framework: Entry, method: str) -> Batching:
@@ -13,13 +13,23 @@ def batching_of(framework: Entry, method: str) -> Batching:
     return _OF[framework.module](method == "loop")
 
 
-def laid_out(framework: Entry, tree: Any) -> AbstractContextManager[tuple[Any, Callable[[Any], Any]]]:
-    """Return a context that gives arrays as they lie on devices in it, and what lays out results after it."""
+def laid_out(framework: Entry, tree: Any, run: Callable[[Any], Any]) -> Any:
+    """Return what `run` makes of a tree, whatever layout on devices JAX has been told for its arrays."""
     if framework.module != "jax":
-        return nullcontext((tree, lambda results: results))
+        return run(tree)
     from gradclip._src.backends.jax.placement import laid_out_by_xla
 
-    return laid_out_by_xla(tree)
+    with laid_out_by_xla(tree) as (given, placed):
+        results = run(given)
+    return placed(results)
+
+
+def check_parameters(framework: Entry, parameters: FlatTree) -> None:
+    """Raise a ValueError for a parameter of PyTorch with hooks, which no call would run for an example."""
+    if framework.module == "torch":
+        from gradclip._src.private.batching.torch import check_parameters as check
+
+        check(parameters)
 
 
 # Each function uses an import statement: `torch.compile` cannot trace any other kind of import.

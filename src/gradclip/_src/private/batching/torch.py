@@ -12,11 +12,12 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from types import FrameType, FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch._C import _functorch
@@ -66,22 +67,18 @@ class TorchBatching(Batching):
                 made = fun(*[arg if flat is None else tree for flat, tree, arg in given])
                 return made if torch.compiler.is_compiling() else listed(made)
 
-            if library := sys.modules.get("transformers.utils.import_utils"):
-                read_no_masks(library)
             # Gradients are computed inside the function. A graph around `vmap` would only hold memory.
             with torch.no_grad():
                 leaves = [leaf for flat in flats if flat is not None for leaf in flat.leaves]
-                made = torch.func.vmap(of_leaves, randomness="different")(leaves)
+                made = over_examples(of_leaves, leaves)
             return made if torch.compiler.is_compiling() else listed.back(made)
 
         def watched(*args: object) -> Any:
-            if torch.compiler.is_compiling():
-                return call(*args)
-            with batch_norm_named():
+            with nullcontext() if torch.compiler.is_compiling() else batch_norm_named():
                 try:
                     return call(*args)
                 except Exception as error:
-                    better = explained(error, fun, args, axes)
+                    better = error if torch.compiler.is_compiling() else explained(error, fun, args, axes)
                     if better is error:
                         raise
                     raise better from error
@@ -145,6 +142,9 @@ class TorchBatching(Batching):
 class TorchLoop(TorchBatching):
     """`Batching` with a loop over the examples, for functions that `torch.func.vmap` cannot handle."""
 
+    def with_gradient(self, fun: Function, argnums: int | tuple[int, ...], transform: Transform | None) -> Function:
+        return TorchGradient(fun, argnums, transform)
+
     def over_batch(self, fun: Function, axes: Axes, spmd_axis_name: Hashable) -> Function:
         def call(*args: object) -> Any:
             batches = [flatten(arg).leaves for axis, arg in zip(axes, args, strict=True) if axis is not None]
@@ -153,7 +153,27 @@ class TorchLoop(TorchBatching):
                 rows = [alone(fun, *example(args, axes, i)) for i in range(count)]
             return mapped(lambda *parts: torch.stack(parts), *rows)
 
-        return call
+        # `torch.compile` does not trace ordinary autograd.
+        return torch.compiler.disable(call) if torch.compiler.is_compiling() else call
+
+
+def check_parameters(parameters: FlatTree) -> None:
+    """Raise a ValueError for a parameter with hooks."""
+    if not torch.compiler.is_compiling():
+        _check_hooks(parameters)
+    elif any(getattr(x, "requires_grad", False) for x in parameters.leaves):
+        # Traced tensors show no hooks, and these may come and go between calls.
+        torch.compiler.disable(_check_hooks)(parameters)
+
+
+def _check_hooks(parameters: FlatTree) -> None:
+    for i, x in enumerate(parameters.leaves):
+        kinds = (getattr(x, name, None) or {} for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
+        if not all(getattr(hook, "only_watches", False) for hooks in kinds for hook in hooks.values()):
+            raise ValueError(
+                f"the parameter {parameters.paths()[i] or 'passed'} has a hook, which no call would run. Remove it, or "
+                "pass parameter.detach(), which has none. To change each gradient, pass pre_clipping_transform=."
+            )
 
 
 def _rows(x: object, rows: slice) -> torch.Tensor:
@@ -414,10 +434,18 @@ def explained(error: Exception, fun: Function, args: Args, axes: Axes) -> Except
     )
 
 
-class _UnknownValues(NamedTuple):
+def over_examples(fun: Function, leaves: Sequence[torch.Tensor]) -> Any:
+    """Return what a function makes of each example. Each draws its own random numbers."""
+    with nullcontext() if torch.compiler.is_compiling() else masks_unread():
+        return torch.func.vmap(fun, randomness="different")(leaves)
+
+
+@dataclass(eq=False)
+class _UnknownValues:
     """What transformers asks of a tensor before it reads a mask: whether its values are unknown, as under `vmap`."""
 
     asked: Callable[[object], bool]
+    calls: int = 0
 
     def __call__(self, x: object) -> bool:
         if isinstance(x, torch.Tensor) and not torch.compiler.is_compiling():
@@ -427,11 +455,31 @@ class _UnknownValues(NamedTuple):
         return self.asked(x)
 
 
-def read_no_masks(library: Any) -> None:
-    """Have transformers build the attention mask of every example, without a look at what padding there is."""
-    asked = getattr(library, "is_jax_jitting", None)
-    if asked is not None and not isinstance(asked, _UnknownValues):
-        library.is_jax_jitting = _UnknownValues(asked)
+_entering = threading.Lock()
+
+
+@contextmanager
+def masks_unread() -> Iterator[None]:
+    """Within it, transformers builds the attention mask of every example, without a look at what padding there is.
+
+    The last of the threads that are in it leaves transformers as it was.
+    """
+    library: Any = sys.modules.get("transformers.utils.import_utils")
+    if not hasattr(library, "is_jax_jitting"):
+        yield
+        return
+    with _entering:
+        if not isinstance(library.is_jax_jitting, _UnknownValues):
+            library.is_jax_jitting = _UnknownValues(library.is_jax_jitting)
+        own: _UnknownValues = library.is_jax_jitting
+        own.calls += 1
+    try:
+        yield
+    finally:
+        with _entering:
+            own.calls -= 1
+            if not own.calls and library.is_jax_jitting is own:
+                library.is_jax_jitting = own.asked
 
 
 @contextmanager

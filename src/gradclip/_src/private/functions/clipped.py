@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from inspect import Parameter, Signature
 from typing import Any
 
@@ -16,7 +15,7 @@ from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.passed.arguments import check_mask
 from gradclip._src.passed.leaves import counted
 from gradclip._src.private.batching.calls import Clipped, ExampleOutputs, PreparedCall, check_loss, value_and_aux
-from gradclip._src.private.batching.choose import batching_of, laid_out
+from gradclip._src.private.batching.choose import batching_of, check_parameters, laid_out
 from gradclip._src.private.batching.verbs import Axes, Batching, Function, Programs, Step, mapped
 from gradclip._src.private.functions.settings import FunctionSettings, ObservedGradients
 from gradclip._src.private.ghost.plan import Plan, made_everywhere
@@ -24,7 +23,6 @@ from gradclip._src.private.ghost.step import Clip, in_factors, parameters_of, pl
 from gradclip._src.private.sums.call_arguments import (
     batch_size,
     check_assumption,
-    check_hooks,
     check_positions,
     closed,
     framework_to_differentiate,
@@ -52,15 +50,8 @@ class ClippedFunction(FunctionSettings):
 
     # Integrations override _framework, _is_mapped, _over_batch, _to_clip, _finished and _added_in.
 
-    @cached_property
-    def _programs(self) -> Programs:
-        """The compiled programs of its calls."""
-        return Programs()
-
-    @cached_property
-    def _plans(self) -> Programs:
-        """The plans of its calls."""
-        return Programs()
+    _programs: Programs = field(default_factory=Programs, init=False, repr=False)
+    _plans: Programs = field(default_factory=Programs, init=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         # Plain values: a saved function names no class that users do not know. Compiled programs cannot be saved.
@@ -75,6 +66,7 @@ class ClippedFunction(FunctionSettings):
         size = state["microbatch_size"]
         size = Memory(**size) if isinstance(size, dict) else size
         vars(self).update(state, _settings=settings, _observed=observed, microbatch_size=size)
+        vars(self).update(_programs=Programs(), _plans=Programs())
 
     def __call__(self, *args: Any, mask: Mask = None, **kwargs: Any) -> Any:
         """Return the sum, and the `ExampleOutputs` if you asked for any.
@@ -83,9 +75,11 @@ class ClippedFunction(FunctionSettings):
         Trailing microbatches without a True are skipped. All other keyword arguments are passed to `fun`.
         """
         call = self._prepared(args, mask, kwargs)
-        with laid_out(call.framework, (call.flags, call.args)) as ((flags, given), placed):
-            results = self._results(call._replace(args=given, flags=flags))
-        result, outputs = placed(results)
+        result, outputs = laid_out(
+            call.framework,
+            (call.flags, call.args),
+            lambda given: self._results(call._replace(flags=given[0], args=given[1])),
+        )
         return (result, outputs) if self.has_aux or self.return_values or self.return_norms else result
 
     def _results(self, call: PreparedCall) -> tuple[Any, Any]:
@@ -136,8 +130,7 @@ class ClippedFunction(FunctionSettings):
         call = self._prepared(args, mask, kwargs)
         size = self._microbatch_size(call.args)
         rows = call.examples if self.pad_to is None else whole_program(self.pad_to)
-        with laid_out(call.framework, call.args) as (given, _):
-            found = self._planned(call._replace(args=given), rows, size)
+        found = laid_out(call.framework, call.args, lambda given: self._planned(call._replace(args=given), rows, size))
         if found.leaves:
             return found
         argnums = 0 if self.argnums is None else self.argnums
@@ -157,7 +150,7 @@ class ClippedFunction(FunctionSettings):
         framework = self._framework(given[:-1])
         verbs = batching_of(framework, self.method)
         if self.argnums is not None:
-            check_hooks(parameters_of(given, self.argnums))
+            check_parameters(framework, parameters_of(given, self.argnums))
         count = batch_size([None if axis is None else arg for arg, axis in zip(given, axes, strict=True)], mask)
         if self.pad_to is not None and count > self.pad_to:
             raise ValueError(f"the batch has {count} {self.unit}s, more than pad_to={self.pad_to}. Raise pad_to.")

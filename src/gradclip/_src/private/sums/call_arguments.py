@@ -19,6 +19,7 @@ from gradclip._src.backends.registry import (
     conversions,
     differentiating,
     entries_of,
+    framework_of,
     instead_of_parameters,
     known,
     models_of,
@@ -27,7 +28,7 @@ from gradclip._src.backends.registry import (
 from gradclip._src.core.formats import dtype_name
 from gradclip._src.passed.arguments import is_array, shape_of_mask
 from gradclip._src.passed.leaves import is_integer
-from gradclip._src.tree import FlatTree, flatten
+from gradclip._src.tree import flatten
 from gradclip._src.words import listed, shown, typed
 
 
@@ -138,17 +139,6 @@ def check_positions(
         )
 
 
-def check_hooks(parameters: FlatTree) -> None:
-    """Raise a ValueError for a parameter of PyTorch with hooks, which no call would run for an example."""
-    for i, x in enumerate(parameters.leaves):
-        kinds = (getattr(x, name, None) or {} for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
-        if not all(getattr(hook, "only_watches", False) for hooks in kinds for hook in hooks.values()):
-            raise ValueError(
-                f"the parameter {parameters.paths()[i] or 'passed'} has a hook, which no call would run. Remove it, or "
-                "pass parameter.detach(), which has none. To change each gradient, pass pre_clipping_transform=."
-            )
-
-
 def check_assumption(
     name: str,
     args: Sequence[Any],
@@ -180,6 +170,7 @@ def check_parameters(position: int, tree: object) -> None:
     flat = flatten(tree)
     for index, leaf in enumerate(flat.leaves):
         if known(leaf):
+            framework_of(leaf)  # loaded, and with it the names of its dtypes, which compiled code cannot keep
             if is_array(leaf) and is_integer(leaf):
                 raise TypeError(
                     f"argument {position}{flat.paths()[index]} has dtype {dtype_name(leaf)}, which has no gradient. "

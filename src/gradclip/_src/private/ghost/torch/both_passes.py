@@ -11,7 +11,6 @@ examples of a batch alone anyway, one call does for all.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -26,7 +25,7 @@ from torch.nn.modules import module as modules
 from torch.overrides import TorchFunctionMode
 
 from gradclip._src.backends.torch.tensors import PLAIN, tensor_of
-from gradclip._src.private.batching.torch import read_no_masks, recordable, same_parameters
+from gradclip._src.private.batching.torch import over_examples, recordable, same_parameters
 from gradclip._src.private.batching.verbs import Args, Axes, Function, mapped
 from gradclip._src.private.ghost.records import Dense, Embedding, Gradient, Made, MatrixPlace
 from gradclip._src.private.ghost.taps import Argnums
@@ -257,10 +256,8 @@ class Pass:
             self.leaves = [Leaf(x, call.count, flag) for x, flag in zip(call.parameters, tapped, strict=True)]
             # Of the others each example gets a copy from the start.
             self.wholes = [None if own else whole(self.run, x) for x, own in zip(self.leaves, copied, strict=True)]
-            if library := sys.modules.get("transformers.utils.import_utils"):
-                read_no_masks(library)
             with same_parameters(_again(self.run), _memory), AttentionAtOnce(self.run):
-                leaves = torch.func.vmap(self._of_example, randomness="different")(call.batched())
+                leaves = over_examples(self._of_example, call.batched())
             self.values, self.aux = self._outline.rebuild(leaves)
             if not self.run.hooked:
                 self._backward(self.values)
