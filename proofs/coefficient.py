@@ -96,11 +96,11 @@ def _splits(way: Way, threshold: Number, element: Format) -> Splits:
 
 
 def _check_products(element: Format, divisor: float | None, margin: str, *, two: bool) -> str:
-    target = Target(["x", "C"], ["U"] if divisor is None else ["U", literal(divisor)])
+    target = Target(["x", "C"], ["U"], 1 / Fraction(divisor or 1))
     threshold = given("C")
     found = ways(partial(clipped, element, divisor, threshold, two=two))
     cases = sum(never_above(way, target, _INPUTS, _splits(way, threshold, element)) for way in found)
-    return f"{margin}; {cases} ranges"
+    return f"{margin}; ranges: {cases}"
 
 
 def _check_upper() -> str:
@@ -131,7 +131,7 @@ def _check_sums() -> str:
         return lambda script, last: [*_quotient(script, way), *([] if last is None else [around(script, last)])]
 
     cases = sum(never_above(way, Target(["C"], ["U"]), _INPUTS, splits(way)) for way in ways(weight))
-    return f"2 of {rules.LOWERED_BY:g} u are needed; {cases} ranges"
+    return f"2 of {rules.LOWERED_BY:g} u are needed; ranges: {cases}"
 
 
 def _factors(way: Way) -> str:

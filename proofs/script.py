@@ -16,6 +16,7 @@ from claim import Refuted
 from gappa import literal, proves
 from traced import Chain, Number, Way
 
+Hint = Callable[["Script"], str]
 HUGE = Fraction(2) ** 7000
 """More than any number here."""
 
@@ -62,10 +63,12 @@ class Script:
         above, below = Counter(target.under), Counter(target.over)
         for one, sign in found.factors:
             (above if sign > 0 else below)[self._atom(one)] += 1
-        constant = [literal_ratio(found.constant)] if found.constant != 1 else []
-        rest = " * ".join([*constant, *sorted((above - below).elements())]) or "1"
+        right = " * ".join(sorted((above - below).elements()))
         left = " * ".join(sorted((below - above).elements()))
-        rest = f"({rest}) / ({left})" if left and " * " in rest + left else f"{rest} / {left}" if left else rest
+        constant = found.constant / Fraction(target.factor)
+        rest = f"{right or '1b0'} / ({left})" if " * " in left else f"{right or '1b0'} / {left}" if left else right
+        if constant != 1 or not rest:
+            rest = f"{literal_ratio(constant)} * ({rest})" if rest else literal_ratio(constant)
         nonzero = {*above, *below}
         for one, sign in reversed(errors):
             own, name = self._own(one), self.name(one)
@@ -84,14 +87,16 @@ class Script:
 
 
 class Target(NamedTuple):
-    """What a result may not exceed: a product of numbers and expressions, divided by others."""
+    """What a result may not exceed: a product of numbers, expressions and a factor, divided by others; and `added`."""
 
     over: Sequence[str]
     under: Sequence[str] = ()
-    lines: Sequence[str] = ()
+    factor: Fraction | float = 1
+    added: Fraction | float = 0
 
     def __str__(self) -> str:
-        return f"{' * '.join(self.over)}" + (f" / ({' * '.join(self.under)})" if self.under else "")
+        factor = [literal_ratio(Fraction(self.factor))] if self.factor != 1 else []
+        return " * ".join([*factor, *self.over]) + (f" / ({' * '.join(self.under)})" if self.under else "")
 
 
 def literal_ratio(value: Fraction) -> str:
@@ -125,18 +130,24 @@ def proven(script: Script, ranges: Iterable[Range], goal: str, *hints: Sequence[
         raise Refuted("Gappa does not prove this:\n" + begin + "\n".join(hints[-1] if hints else ()))
 
 
-def never_above(way: Way, target: Target, inputs: Sequence[Range], splits: Splits) -> int:
-    """Prove that the result of a way is never above the target, in all ranges. Return how many these were."""
+def never_above(way: Way, target: Target, inputs: Sequence[Range], splits: Splits, *more: Hint) -> int:
+    """Prove that the result of a way is never above the target, in all ranges. Return how many these were.
+
+    Each of `more` is a hint, which is tried alone.
+    """
     script, result = Script(), way.result
     if result == 0.0:
         return 0
     hints, last = _hints(script, result, target) if isinstance(result, Number) else ([], None)
+    hints = [[*some, *extra] for some in hints for extra in ([[one(script)] for one in more] or [[]])]
     known = _known(script, way)
-    script.lines += [*target.lines, f"T = {target};"]
+    script.lines.append(f"T = {target};")
     ranges = [*inputs, ("T", 1 / HUGE, HUGE), *known]
     if any(low > high for _, low, high in known):
         return 0
-    return _in_all(script, ranges, f"{script.name(result)} - T <= 0", hints, list(splits(script, last)))
+    return _in_all(
+        script, ranges, f"{script.name(result)} - T <= {literal(target.added)}", hints, list(splits(script, last))
+    )
 
 
 def _in_all(script: Script, ranges: list[Range], goal: str, hints: list[list[str]], splits: list[list[Range]]) -> int:
@@ -170,8 +181,14 @@ def _hints(script: Script, result: Number, target: Target) -> tuple[list[list[st
         f"{name} - T -> {absolute} + T * (({before}) / T - 1) {{ T <> 0 }};",
         script.ratio(f"({before})", last, target, last=False),
     ]
+    both = []
+    if last.operation == "round" and isinstance(last.parts[0], Number) and last.parts[0].operation == "*":
+        first = script.exact(last.parts[0])
+        errors = f"({script.name(last)} - {before}) + ({before} - {first})"
+        ratio = script.ratio(f"({first})", last.parts[0], target, last=False)
+        both = [[f"{name} - T -> {errors} + T * (({first}) / T - 1) {{ T <> 0 }};", ratio]]
     normal = [*cut, f"{name} - T -> T * ({name} / T - 1) {{ T <> 0 }};"]
-    return [below] if step else [[*normal, script.ratio(name, last, target)], below], last
+    return [below] if step else [[*normal, script.ratio(name, last, target)], below, *both], last
 
 
 def _known(script: Script, way: Way) -> list[Range]:

@@ -153,6 +153,9 @@ def rounded_to(value: Any, form: Format, *, cut: bool = False) -> Any:
 def _computed(operation: str, left: Any, right: Any) -> Any:
     if isinstance(left, Later) or isinstance(right, Later):
         return Later(lambda: _computed(operation, now(left), now(right)))
+    for one, other in ((left, right), (right, left)):
+        if operation == "+" and isinstance(one, Number) and one.operation == "negative":
+            return _computed("-", other, one.parts[0])
     numbers = [one for one in (left, right) if isinstance(one, Number)]
     simple = _without_rounding(operation, left, right, numbers)
     if simple is not None:

@@ -51,6 +51,8 @@ norm has a floor F, results of every dtype are zeros if C is below 2**20 * F.
 A device without float64 computes c in float32. With u the unit roundoff of that arithmetic, K is lowered by 16*u and
 the limit by 8*u (2**-49 and 2**-50 for float64), and c is zero below the normal range.
 
+Checked by machine: proofs/one_factor.py.
+
 Many norms at once need one number each: `norm`, and everything that follows from the threshold, are then vectors.
 """
 
