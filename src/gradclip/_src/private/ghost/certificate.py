@@ -38,6 +38,8 @@ such matrices: b blocks in all of its parts. Their squares add up.
    shape, and examples keep their places. Sums in float32 would be proven for T = 1 only, with 2**-24 in place of v;
    devices without float64 make the gradient of each example instead.
 
+The inequality of step 1 is checked by machine: proofs/ghost.py.
+
 Ghost norms are from Goodfellow 2015, "Efficient Per-Example Gradient Computations", and Li et al. 2022, "Large Language
 Models Can Be Strong Differentially Private Learners". Taking norm and sum from the same stored terms is the
 book-keeping of Bu et al. 2023, "Differentially Private Optimization on Large Model at Small Cost".
@@ -48,6 +50,7 @@ from fractions import Fraction
 _UNIT = 2.0**-53
 _FLOOR = 2.0**-20
 _LARGEST_ERROR = 2.0**-20
+_RAISED = 1.1
 ADDED = 2.0**-900
 """What is added to the square of a norm whose terms were scaled."""
 SMALLEST_WEIGHT, LARGEST_WEIGHT = 2.0**-700, 2.0**700
@@ -56,7 +59,7 @@ SMALLEST_WEIGHT, LARGEST_WEIGHT = 2.0**-700, 2.0**700
 
 def error_of_square(rows: int, columns: int, terms: int, matrices: int = 1) -> float | None:
     """Return e of step 1 for a parameter with so many blocks and parts; None if it is too large for a proof."""
-    error = 1.1 * (rows + columns + terms**2 + matrices + 16) * _UNIT
+    error = _RAISED * (rows + columns + terms**2 + matrices + 16) * _UNIT
     return error if error <= _LARGEST_ERROR else None
 
 

@@ -39,6 +39,8 @@ that error, the comparison is decided. If not, about once in 10**9 attempts, or 
 p is computed in decimals, with bounds, and more bits of W are drawn until they decide. So W is uniform to all its bits,
 and all that is assumed of floating point is IEEE 754, and without kernels that the relative error of `numpy.exp` is
 below 2**-32. Above a scale of 2**58, up to one attempt in 16 is beyond that and takes the decimals.
+
+The errors of exponent, polynomial and comparison are checked by machine: proofs/sampler.py.
 """
 
 import decimal

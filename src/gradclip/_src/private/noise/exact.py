@@ -9,6 +9,8 @@ round to 0 or are clamped anyway. Clamping moves no two numbers further apart, a
 1/2. So by the triangle inequality one unit moves the integers by at most total / s + sqrt(D). s is the largest power of
 two with sqrt(D) * s <= total / 2**16: the noise grows by at most a factor of 1 + 2**-16. It depends on `total` and D
 alone, which are public. NaN becomes 0 and infinities are clamped: raising an error would reveal them.
+
+How far rounding moves a number is checked by machine: proofs/grid.py.
 """
 
 from __future__ import annotations
