@@ -36,14 +36,14 @@ E = float64(m - d);
 Y = u + v * t;
 ya = Y / S;
 r = h * away / (0.5 * (ya * ya));
-G = v * L - 0.5 * (ya * ya) - A;""".split("\n")
+G = v * L - 0.5 * (ya * ya) - A;""".splitlines()
     hints = """E - G -> (E - (m - d)) + (m - v * log) + v * (log - L) - (d - (sq + A)) - (sq - 0.5 * (ya * ya));
 sq - 0.5 * (ya * ya) -> (0.5 * (ya * ya)) * (sq / (0.5 * (ya * ya)) - 1) { ya <> 0 };
 sq / (0.5 * (ya * ya)) -> (1 + (sq - h * away) / (h * away)) * r { ya <> 0, h <> 0, away <> 0 };
 r -> (1 + (h - 0.5 * away) / (0.5 * away)) * ((away / ya) * (away / ya)) { ya <> 0, away <> 0 };
 away / ya -> (1 + (away - s / S) / (s / S)) * (s / Y) { ya <> 0, Y <> 0, s <> 0, S <> 0 };
 s / Y -> (1 + (s - (uf + v * t)) / (uf + v * t)) * ((uf + v * t) / Y) { Y <> 0, uf + v * t <> 0 };
-(uf + v * t) / Y -> 1 + (u / Y) * ((uf - u) / u) { Y <> 0, u <> 0 };""".split("\n")
+(uf + v * t) / Y -> 1 + (u / Y) * ((uf - u) / u) { Y <> 0, u <> 0 };""".splitlines()
     farthest, small = Fraction(discrete._FARTHEST), Fraction(2) ** -200
     ranges = [
         ("v", 0, discrete._LARGEST_V),
@@ -80,13 +80,13 @@ E = float64(sq + A);
 Y = u + B;
 ya = Y / S;
 G = 0.5 * (ya * ya) + A;
-near = 0.5 * (away - ya) * (away - ya + 2 * ya);""".split("\n")
+near = 0.5 * (away - ya) * (away - ya + 2 * ya);""".splitlines()
     hints = """E - G -> (E - (sq + A)) + (sq - h * away) + (h - 0.5 * away) * away + near;
 away - ya -> (away - (a + b)) + (a - W * I) + (b - B * I) + (W - u) * I + Y * (I - 1 / S) { S <> 0 };
 Y * (I - 1 / S) -> ya * ((I - 1 / S) / (1 / S)) { S <> 0 };
 (W - u) * I -> (W - u) / S * (1 + (I - 1 / S) / (1 / S)) { S <> 0 };
 W * I -> W / S * (1 + (I - 1 / S) / (1 / S)) { S <> 0 };
-B * I -> B / S * (1 + (I - 1 / S) / (1 / S)) { S <> 0 };""".split("\n")
+B * I -> B / S * (1 + (I - 1 / S) / (1 / S)) { S <> 0 };""".splitlines()
     farthest = Fraction(discrete._FARTHEST)
     most = Fraction(math.isqrt(int(2 * farthest * 2**40)) + 1, 2**20)
     ranges = [
