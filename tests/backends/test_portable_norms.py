@@ -10,8 +10,9 @@ from frameworks import DTYPES
 from gradclip._src.backends.torch.device import Torch
 from gradclip._src.backends.torch.host import TorchHost
 from gradclip._src.core.arrays import Arrays
+from gradclip._src.core.formats import FLOAT64
 from gradclip._src.core.layouts import Groups
-from gradclip._src.core.norms import EUCLIDEAN, Order
+from gradclip._src.core.norms import EUCLIDEAN, Order, relative_error
 from plain_backend import SIZES, Plain, norm_on, tensors
 
 ORDERS = (1.0, 1.5, 2.0, 3.0, math.inf, -math.inf)
@@ -24,7 +25,9 @@ def test_norms_agree(dtype, size, order):
     tensor = tensors(dtype, size)
     fast = norm_on(TorchHost(), tensor, order)
     portable = norm_on(Torch(torch.device("cpu"), visible=True), tensor, order)
-    assert float(portable.product()) == pytest.approx(float(fast.product()), rel=2 * fast.error + 1e-15)
+    # A sum by PyTorch may go through as many additions as there are terms. It goes through few.
+    error = min(fast.error + portable.error, 2 * fast.error + 1e-14)
+    assert float(portable.product()) == pytest.approx(float(fast.product()), rel=error + 1e-15)
 
 
 def test_formats_are_split_by_range_and_joined():
@@ -38,7 +41,8 @@ def test_many_groups_have_a_vector_of_norms():
     arrays = Arrays([np.array([3.0, 4.0]), np.array([]), np.array([5.0]), np.array([12.0])])
     norm = Plain().norms(arrays, Order(2.0), Groups([(0,), (1,), (2, 3)]))
     assert norm.product().tolist() == pytest.approx([5.0, 0.0, 13.0], rel=1e-14)
-    assert norm.error.tolist() == [18 * 2.0**-53, 0.0, 18 * 2.0**-53]
+    error = relative_error(EUCLIDEAN, 2 * 2.0**-53, FLOAT64, exact=False)
+    assert norm.error.tolist() == [error, 0.0, error]
     assert norm.floor == 0.0
 
 

@@ -5,9 +5,10 @@ Let N be the exact norm of the gradients and C the threshold `max_norm`. The res
 
 1. `norms` computes a number m and proves N <= upper, where upper = m / (1 - d) + floor. Here d bounds the relative
    error of m. `floor` bounds what elements can add that the device reads as zero, or rounds to its smallest step.
-   If m is exact, d is 0, and without a floor upper is m itself. Otherwise d overstates the error by more than 4u, where
-   u is the unit roundoff of this arithmetic. These 4u cover the rounding of upper, and of C in units of the norm's
-   divisor.
+   If m is exact, d is 0, and without a floor upper is m itself; with one, N is at most the larger of m and `floor`.
+   Otherwise d overstates the error by more than 4u, where u is the unit roundoff of this arithmetic. These 4u cover the
+   rounding of upper, and of C in units of the norm's divisor, except for the share of `floor`. That is itself stated by
+   at least 2u too large: what is read as zero is below the smallest normal number (proofs/reals.py).
 2. If upper <= C, the gradients stay unchanged, and N <= upper <= C.
 3. Otherwise c = (C / upper) * (1 - 16u). Two divisions and that product err by at most u each, relatively, so
    c * (1 + 8u) <= C / N.
@@ -20,7 +21,8 @@ Let N be the exact norm of the gradients and C the threshold `max_norm`. The res
    was computed in, rounding may have added half a step, so it is moved one step toward zero, or to zero.
    So |y_i| <= (C / N) * |x_i| for every element i.
    The half types, float32 and the parts of complex64 are multiplied in float32. A normal float32 result is less than
-   four units in its last place below the exact product with c: at most 3v, relatively, plus half a unit.
+   four units in its last place below the exact product with c: at most 3v, relatively, plus half a unit. All half
+   numbers, and float32 and float64 numbers of each exponent, are tried (proofs/halves.py, proofs/floats.py).
 5. Every norm grows with the magnitudes of the elements and is homogeneous: ||y|| <= (C / N) * ||x|| = C.
 
 A coefficient can be outside the normal range of the product's format (float64: a norm of 1e308 and C = 1e-20), where

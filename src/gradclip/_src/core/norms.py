@@ -6,15 +6,24 @@ combination, and the root. Sums run in float64 if the device has it. If the powe
 its elements are summed directly. Otherwise the magnitudes are first divided by the largest one, unless the sum shows
 that nothing was lost.
 
-The error. Let u be the unit roundoff of the format summed in. A sum of non-negative terms, none of which takes part in
-more than k additions, has a relative error of at most k*u/(1 - k*u) (Higham, Accuracy and Stability of Numerical
-Algorithms, 2nd ed., section 4.2). The kernels for host memory, and devices that sum in float32, add so that k is small;
-elsewhere k is the number of terms. Squares of half types that stay in float32's range are exact in it, and the kernels
-add four at a time in float32, which adds 2**-22 to the error. Each term carries at most the errors of a division and a
-multiplication. The root, by its derivative, divides the relative error by p and adds its own rounding. The total is
-less than (k + 8)*u for p = 1 and 2, stated as (k + 16)*u. For other p, the power adds the error in `_POW_ERROR`. The
-largest and smallest magnitude of real numbers are exact. That of a complex number may be rounded to a multiple of the
-smallest step; if that matters, the norm's `floor` accounts for it.
+The error. Let u be the unit roundoff of the format summed in, and N the exact norm. The error d of a computed norm m
+says that m * (1 - d) <= N <= m / (1 - d). Take a sum of non-negative terms, none of which takes part in more than k
+additions. Each addition multiplies it by at least 1 - u and at most 1 + u. So the sum is at least (1 - u)**k >= 1 - k*u
+times the exact one, by Bernoulli's inequality, and at most 1 / (1 - k*u) times, since (1 + u) * (1 - u) < 1. There is
+no term in u**2, however many terms there are (Jeannerod and Rump, "Improved error bounds for inner products in
+floating-point arithmetic", 2013, prove this of sums with any signs). The kernels for host memory, and devices that sum
+in float32, add so that k is small; elsewhere k is the number of terms. Squares of half types that stay in float32's
+range are exact in it, and the kernels add four at a time in float32, which adds 2**-22 to the error. Each term carries
+at most the errors of a division, a multiplication and a magnitude.
+
+- For p = 1, d is less than (k + 8)*u, stated as (k + 16)*u.
+- For p = 2, the root halves the error: with x = (k + 3)*u <= 1, sqrt(1 - x) is at least 1 - x/2 - x**2/2. So d is less
+  than x/2 + x**2 + 2u, stated as x/2 + x**2 + 14u: sums in other units are rounded once more, and on some devices roots
+  err by more than one rounding (proofs/reals.py).
+- For other p, the power adds the error in `_POW_ERROR`.
+
+The largest and smallest magnitude of real numbers are exact. That of a complex number may be rounded to a multiple of
+the smallest step; if that matters, the norm's `floor` accounts for it.
 
 Complex numbers with finite parts may have a magnitude beyond the range. If the norm of complex128 numbers is not
 finite, but that of their quarters is, the norm is 4 times the latter. A quarter loses less than two steps. Compared
@@ -154,8 +163,11 @@ def relative_error(order: Order, sum_error: float, wide: Format, *, exact: bool)
     """Return a proven bound on the relative error of a norm, given that of the additions in its sum."""
     if exact:
         return 0.0
+    if order.p == 2:
+        of_square = sum_error + 3 * wide.roundoff
+        return of_square / 2 + of_square * of_square + 14 * wide.roundoff
     sum_error += 16 * wide.roundoff
-    if order.p not in (1, 2) and not order.extreme:
+    if order.p != 1 and not order.extreme:
         sum_error += _POW_ERROR[wide.precision]
     return sum_error * max(1.0, 1.0 / order.p if order.p > 0 else 1.0)
 

@@ -37,8 +37,9 @@ large enough: for float64 the threshold is at least 2**-500.
 
 float16 has a large s, so its part of A may be all of C. If that part is not small, float16 products are `stepped`: each
 product y is moved toward zero by s, or to zero if |y| < s. For |y| <= 2**-13 this is exact, and
-|y| <= c*|x|*(1 + 2**-24) + s/2, so the result is at most c*|x|. A larger y does not grow. So float16 adds nothing to A.
-The same holds if y has not been rounded to float16 before.
+|y| <= c*|x|*(1 + 2**-24) + s/2, so the result is at most c*|x|. A larger y does not grow (proofs/bits.py). So float16
+adds nothing to A. The same holds if y has not been rounded to float16 before. In PyTorch, what is stepped to zero is
++0: to keep the sign, half as much again would be read and written.
 
 If A is still not small compared with C, results would be much smaller than necessary. Arrays are then scaled one by
 one, by `coefficient`. This decision needs no computed value, so no call waits for a device. If N is beyond 2**126 * C,
@@ -48,7 +49,7 @@ With a threshold on a device, the host cannot decide any of this. float16 is the
 0. For float64, all results are zeros if C is below 2**-900, or if K, in units of the divisor, is below 2**-960. If the
 norm has a floor F, results of every dtype are zeros if C is below 2**20 * F.
 
-A device without float64 computes c in float32. With u the unit roundoff of that arithmetic, K is lowered by 16*u and
+A device without float64 computes c in float32. With u the unit roundoff of that arithmetic, K is lowered by 4*u and
 the limit by 8*u (2**-49 and 2**-50 for float64), and c is zero below the normal range.
 
 Checked by machine: proofs/one_factor.py.
@@ -203,7 +204,8 @@ def _limit_and_numerator(
     exact: Any = -error + 1.0
     unlimited = max_norm > wide.largest
     limit = threshold if unlimited else (threshold - floor) * exact * (1.0 - 8.0 * wide.roundoff)
-    return limit, max(0.0, threshold - below) * exact * (1.0 - 16.0 * wide.roundoff)
+    steps = 16.0 if wide is FLOAT64 else 4.0
+    return limit, max(0.0, threshold - below) * exact * (1.0 - steps * wide.roundoff)
 
 
 def _on_device(
