@@ -4,6 +4,8 @@
 once, at the first import. The environment variable GRADCLIP_NATIVE controls it: "0" turns the kernels off, and
 "baseline", "avx2" or "avx512" picks one variant. If it is unset or empty, gradclip takes the best variant that the
 processor can run. An invalid value, or a variant that the processor cannot run, turns the kernels off, with a warning.
+
+What the kernels do with bits is right for all numbers: proofs/bits.py.
 """
 
 import os
