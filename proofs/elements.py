@@ -67,8 +67,9 @@ def scaled(x: np.ndarray, dtype: str, chosen: Coefficient, way: str) -> np.ndarr
         return narrowed(multiplied(x, dtype, own, first, second), element)
     native.kernels.use_variant(way)
     result = np.zeros_like(x)
-    given, to = (native.describe_buffers([one]).kernels for one in (x, result))
-    given.scale(to, wide, narrow, 1)
+    given, to = map(native.describe_buffers, ([x], [result]))
+    assert not [*given.left_out, *to.left_out]
+    given.kernels.scale(to.kernels, wide, narrow, 1)
     return result
 
 
