@@ -18,8 +18,8 @@ at most the errors of a division, a multiplication and a magnitude.
 
 - For p = 1, d is less than (k + 8)*u, stated as (k + 16)*u.
 - For p = 2, the root halves the error: with x = (k + 3)*u <= 1, sqrt(1 - x) is at least 1 - x/2 - x**2/2. So d is less
-  than x/2 + x**2 + 2u, stated as x/2 + x**2 + 14u: sums in other units are rounded once more, and on some devices roots
-  err by more than one rounding (proofs/reals.py).
+  than x/2 + x**2 + 2u, stated as s/2 + s**2 + 16u with s = k*u: sums in other units are rounded once more, and on some
+  devices roots err by more than one rounding (proofs/reals.py).
 - For other p, the power adds the error in `_POW_ERROR`.
 
 The largest and smallest magnitude of real numbers are exact. That of a complex number may be rounded to a multiple of
@@ -164,8 +164,7 @@ def relative_error(order: Order, sum_error: float, wide: Format, *, exact: bool)
     if exact:
         return 0.0
     if order.p == 2:
-        of_square = sum_error + 3 * wide.roundoff
-        return of_square / 2 + of_square * of_square + 14 * wide.roundoff
+        return sum_error * (sum_error + 0.5) + 16 * wide.roundoff
     sum_error += 16 * wide.roundoff
     if order.p != 1 and not order.extreme:
         sum_error += _POW_ERROR[wide.precision]
