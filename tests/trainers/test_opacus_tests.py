@@ -22,6 +22,7 @@ MODULES = ("privacy_engine_test", "gradient_accumulation_test", "batch_memory_ma
 CLASSES = {
     "PrivacyEngineConvNetTest",
     "PrivacyEngineConvNetEmptyBatchTest",
+    "PrivacyEngineTextTest",
     "PrivacyEngineTiedWeightsTest",
     "PrivacyEngineCustomLayerTest",
     "GradientAccumulationTest",
