@@ -10,8 +10,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 # What `python scripts/structure.py` may print at its end, at most.
 MOST = {
-    "lines": 51_750,
-    "modules": 273,
+    "lines": 52_100,
+    "modules": 277,
     "circles of modules": 0,
     "circles of rooms": 0,
     "framework members": 105,
