@@ -50,8 +50,8 @@ class ClippedFunction(FunctionSettings):
 
     # Integrations override _framework, _is_mapped, _over_batch, _to_clip, _finished and _added_in.
 
-    _programs: Programs = field(default_factory=Programs, init=False, repr=False)
-    _plans: Programs = field(default_factory=Programs, init=False, repr=False)
+    _programs: Any = field(default_factory=Programs, init=False, repr=False)
+    _plans: Any = field(default_factory=Programs, init=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         # Plain values: a saved function names no class that users do not know. Compiled programs cannot be saved.
