@@ -38,7 +38,7 @@ class BatchIndices:
         """Give the loader its sampler back."""
         self._put(self._sampler)
 
-    def _put(self, sampler: Any) -> None:
+    def _put(self, sampler: object) -> None:
         object.__setattr__(self._loader, self._name, sampler)  # a DataLoader refuses to be changed
 
     def begin(self) -> None:
@@ -95,7 +95,7 @@ class StepNotes:
         self.loss: Any = None
         self._batches: list[Any] = []
 
-    def of_batch(self, batch: Any, indices: list[Any] | None) -> list[Any] | None:
+    def of_batch(self, batch: object, indices: list[Any] | None) -> list[Any] | None:
         """Return what tells a batch from others, in a list; None if nothing does."""
         return indices if self._context is None else [self._context(batch)]
 

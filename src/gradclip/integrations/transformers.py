@@ -122,7 +122,7 @@ class ClipCallback(TrainerCallback, ExportableState):
         in_order = type(trainer).get_batch_samples is Trainer.get_batch_samples
 
         @wraps(plain)
-        def training_step(model: Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        def training_step(model: Module, inputs: object, *args: Any, **kwargs: Any) -> Any:
             indices = self._indices.batch(self._place) if self._indices is not None and in_order else None
             told = notes.of_batch(inputs, indices)
             loss = plain(model, inputs, *args, **kwargs)
@@ -142,7 +142,7 @@ class ClipCallback(TrainerCallback, ExportableState):
         control: TrainerControl,
         optimizer: Optimizer = None,
         model: Module = None,
-        train_dataloader: Any = None,
+        train_dataloader: object = None,
         **_: object,
     ) -> None:
         _check_alone(args)

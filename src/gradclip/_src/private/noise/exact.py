@@ -21,6 +21,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from gradclip._src.backends.registry import framework_of
 from gradclip._src.core.formats import bare_name
@@ -96,7 +97,7 @@ def to_integers(numbers: np.ndarray, exponent: int) -> np.ndarray:
 
 
 @with_subnormals
-def to_floats(integers: np.ndarray, exponent: int, dtype: Any = np.float64) -> np.ndarray:
+def to_floats(integers: np.ndarray, exponent: int, dtype: DTypeLike = np.float64) -> np.ndarray:
     """Return integers times 2**exponent, from -1000 to 1000, rounded to float64 and then to the dtype."""
     with np.errstate(over="ignore"):  # as the sum itself may
         return (integers * math.ldexp(1.0, exponent)).astype(dtype, copy=False)

@@ -28,6 +28,6 @@ def called_back(leaves: Sequence[Any], asked: AskedNoise) -> list[jax.Array]:
     return [_laid_out_as(x, leaf) for x, leaf in zip(noised, leaves, strict=True)]
 
 
-def _laid_out_as(x: jax.Array, leaf: Any) -> jax.Array:
+def _laid_out_as(x: jax.Array, leaf: jax.Array) -> jax.Array:
     sharding = jax.typeof(leaf).sharding
     return x if sharding == jax.typeof(x).sharding else jax.sharding.reshard(x, sharding)

@@ -44,7 +44,7 @@ def noise_on_parts(leaves: Sequence[Any], noise: ExactNoise) -> list[DTensor]:
     return [_copied(leaf, drawn.get(place, parts[place])) for place, leaf in enumerate(leaves)]
 
 
-def _check(leaf: Any) -> None:
+def _check(leaf: object) -> None:
     if not isinstance(leaf, DTensor):
         raise ValueError(
             f"the sum has distributed tensors, and beside them {typed(leaf)}, of which every process may hold a copy. "
@@ -71,7 +71,7 @@ def _draws(leaf: DTensor) -> bool:
     )
 
 
-def _copied(leaf: DTensor, part: Any) -> DTensor:
+def _copied(leaf: DTensor, part: torch.Tensor) -> DTensor:
     """Return the distributed tensor of parts, each sent to all who hold it, along one dimension after the other."""
     mesh, part = leaf.device_mesh, part.detach().clone(memory_format=torch.contiguous_format)
     for dimension, placement in enumerate(leaf.placements):
