@@ -9,7 +9,9 @@ from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 from claim import Claim, Loosened, Refuted
 from gappa import literal
 from script import HUGE, Range, Script, Splits, Target, around, never_above, operations, proven, split
@@ -18,18 +20,20 @@ from traced import Later, Namespace, Number, Way, given, now, rounded_to, ways
 from gradclip._src.backends.portable import Portable
 from gradclip._src.core import coefficient, rules
 from gradclip._src.core.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Format
-from gradclip._src.core.norms import Norm
+from gradclip._src.core.norms import Norm, settled
 
 MODULE = "gradclip._src.core.coefficient"
 PAD = 4
 """By how many units of roundoff errors of norms are overstated: step 1 of the proof."""
 _ROUNDOFF = Fraction(FLOAT64.roundoff)
-_INPUTS: list[Range] = [
-    ("x", Fraction(2) ** -1074, Fraction(2) ** 1024),
-    ("C", Fraction(2) ** -1074, Fraction(2) ** 1024),
-    # In units of its divisor, a norm is far from the ends of the range; and one without is of float32 numbers.
-    ("U", Fraction(2) ** -150, Fraction(2) ** 600),
-]
+_INPUTS: list[Range] = [(name, Fraction(2) ** -1074, Fraction(2) ** 1024) for name in ("x", "C", "U")]
+_LARGE, _ONE, _LITTLE = (
+    float(settled(SimpleNamespace(xp=np, wide=FLOAT64), Norm(np.float64(1.0), np.float64(divisor), 0.0, 0.0)).divisor)
+    for divisor in (2.0**400, 1.0, 2.0**-400)
+)
+"""The units of norms that were divided by their largest element, or by its share."""
+# A norm in the large unit is above 2**-128 of it, and below the root of 2**60 times the range.
+_IN_LARGE_UNITS = [*_INPUTS[:2], ("U", Fraction(2) ** -150, Fraction(2) ** 600)]
 
 
 class Traced(Portable):
@@ -99,7 +103,8 @@ def _check_products(element: Format, divisor: float | None, margin: str, *, two:
     target = Target(["x", "C"], ["U"], 1 / Fraction(divisor or 1))
     threshold = given("C")
     found = ways(partial(clipped, element, divisor, threshold, two=two))
-    cases = sum(never_above(way, target, _INPUTS, _splits(way, threshold, element)) for way in found)
+    inputs = _IN_LARGE_UNITS if divisor == _LARGE else _INPUTS
+    cases = sum(never_above(way, target, inputs, _splits(way, threshold, element)) for way in found)
     return f"{margin}; ranges: {cases}"
 
 
@@ -183,7 +188,7 @@ def _products(element: Format, divisor: float | None = None, *, two: bool = True
         name += ", with two factors" if two else ", with one factor"
     if element is FLOAT64:
         enough, units = (
-            ((5, 4) if two and divisor != 2.0**-128 else (3, 2)),
+            ((5, 4) if two and divisor != _LITTLE else (3, 2)),
             "gradclip._src.core.coefficient.LOWERED_BY",
         )
         margin = f"{enough[0]} of {rules.LOWERED_BY:g} u are needed"
@@ -206,7 +211,7 @@ def claims() -> list[Claim]:
 
     lowered = "gradclip._src.core.rules.LOWERED"
     return [
-        *(_products(element, divisor) for element in (FLOAT64, FLOAT32) for divisor in (2.0**512, 2.0**-128)),
+        *(_products(element, divisor) for element in (FLOAT64, FLOAT32) for divisor in (_LARGE, _ONE, _LITTLE)),
         claim(
             "upper is not below the norm",
             _check_upper,

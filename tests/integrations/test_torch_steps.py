@@ -39,7 +39,7 @@ def test_loaders_that_cannot_be_followed(loader):
         {"batch_size": None, "sampler": BatchSampler(RandomSampler(DATA), 4, drop_last=True)},
         {"batch_sampler": [(1, 2), [3], torch.tensor([4, 5])]},
     ],
-    ids=str,
+    ids=["shuffled batches", "shuffled", "batches as samples", "given batches"],
 )
 def test_each_batch_has_its_indices(settings):
     loader = DataLoader(DATA, **settings)

@@ -207,3 +207,20 @@ def test_what_is_not_clipped_keeps_its_bits(limit):
     with jax.enable_x64(True):
         results = jax.jit(lambda trees: [gradclip.clip_by_global_norm(tree, limit)[0] for tree in trees])(trees)
     assert [np.asarray(x).tobytes() for tree in results for x in tree] == [x.tobytes() for tree in trees for x in tree]
+
+
+@pytest.mark.parametrize("max_norm", [0.1, 1.0, 1e39, 1 + 2.0**-25])
+def test_a_wide_threshold_does_not_grow_where_all_is_computed_in_float32(monkeypatch, max_norm):
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    x = np.array([max_norm, max_norm / 2]).clip(max=3e38).astype(np.float32)
+    with jax.enable_x64(True):
+        for call in (
+            lambda g, c: gradclip.clip_by_global_norm(g, c, ord=math.inf)[0],
+            lambda g, c: gradclip.clip_by_value(g, c),
+        ):
+            found = jax.jit(call)([x], jnp.float64(max_norm))[0]
+            assert float(np.abs(found).max()) <= max_norm
+            assert float(np.abs(found).max()) >= min(max_norm, 3e38) * (1 - 3e-6)
+        slope = jax.jit(jax.grad(lambda c: gradclip.clip_by_global_norm([x], c)[0][0].sum()))(jnp.float64(max_norm))
+        assert jnp.isfinite(slope)
+        assert slope > 0 or max_norm > 1e38

@@ -214,6 +214,10 @@ class JaxTraced(Portable):
     def scalar(self, value: float | jax.Array, near: Sequence[jax.Array]) -> jax.Array:
         if self.wide is FLOAT32 and isinstance(value, float) and value > 0:
             value = FLOAT32.toward_zero(value)  # a threshold must not become larger
+        if self.wide is FLOAT32 and isinstance(value, jax.Array) and value.dtype == jnp.float64:
+            nearest = value.astype(jnp.float32)
+            # Not by bits, through which there is no derivative.
+            return jnp.where(nearest > value, jnp.minimum(nearest * (1.0 - 2.0**-23), FLOAT32.largest), nearest)
         # A plain conversion would read a subnormal threshold as zero.
         is_float32 = isinstance(value, jax.Array) and value.dtype == jnp.float32
         return as_integers(value) if is_float32 and self.wide is FLOAT64 else jnp.asarray(value, self.wide_dtype)
