@@ -5,19 +5,23 @@ written down here, with the constants of the former.
 """
 
 import math
+import re
 from collections.abc import Callable
 from fractions import Fraction
+from pathlib import Path
 
 from claim import Claim, Loosened, Refuted
 from gappa import literal
 from script import HUGE, Script, proven
 
+from gradclip._src import native
 from gradclip._src.private.noise import discrete
 
 _MODULE = "gradclip._src.private.noise.discrete"
 EXPONENT, EXP = Fraction(2) ** -42, Fraction(2) ** -32
 """The errors that the docstring states: of the exponent, absolute, and of the exponential of it, relative."""
-DEGREE = 10
+_KERNELS = (Path(native.__file__).parent / "sampler.hpp").read_text()
+DEGREE = max(int(order) for order in re.findall(r"taylor<(\d+)>", _KERNELS))
 _LOG2 = (Fraction(6931471805599453, 10**16), Fraction(6931471805599454, 10**16))
 
 
@@ -126,7 +130,10 @@ def _check_margin() -> str:
 
 
 def _check_polynomial() -> str:
-    """Check the remainder of Taylor's polynomial of the exponential, in fractions."""
+    """Check the remainder of Taylor's polynomial of the exponential, in fractions, and that margins are the same."""
+    (margin,) = re.findall(r"kMargin = (\S+);", _KERNELS)
+    if float.fromhex(margin) != discrete._MARGIN:
+        raise Refuted(f"the kernels have the margin {margin}")
     largest = _LOG2[1] / 2 + Fraction(2) ** -46
     remainder = largest ** (DEGREE + 1) / math.factorial(DEGREE + 1) / (1 - largest / (DEGREE + 2))
     if remainder >= Fraction(2) ** -41:

@@ -21,8 +21,8 @@ Let N be the exact norm of the gradients and C the threshold `max_norm`. The res
    was computed in, rounding may have added half a step, so it is moved one step toward zero, or to zero.
    So |y_i| <= (C / N) * |x_i| for every element i.
    The half types, float32 and the parts of complex64 are multiplied in float32. A normal float32 result is less than
-   four units in its last place below the exact product with c: at most 3v, relatively, plus half a unit. All half
-   numbers, and float32 and float64 numbers of each exponent, are tried (proofs/halves.py, proofs/floats.py).
+   four units in its last place below the exact product with c: at most 3v, relatively, plus half a unit. Of all half
+   numbers, and of float32 and float64 numbers of each exponent, none is above it (proofs/halves.py, proofs/floats.py).
 5. Every norm grows with the magnitudes of the elements and is homogeneous: ||y|| <= (C / N) * ||x|| = C.
 
 A coefficient can be outside the normal range of the product's format (float64: a norm of 1e308 and C = 1e-20), where

@@ -32,7 +32,7 @@ How p is compared with a uniform number W exactly. W is known by its first 52 bi
 (k + 1) / 2**52. p in float64 is off by a relative error of less than 2**-31 where g <= 100 and V <= 40: no part of the
 exponent is above 100, so its roundings, and that of U to 51 bits, add up to less than 2**-42, and the exponential is
 off by less than 2**-32. (The kernels compute it as 2**n times Taylor's polynomial of order 10, at most
-log 2 / 2 + 2**-46 from 0: the remainder is below 2**-41, the roundings below 2**-49. NumPy has `exp`.) Where g > 100,
+log 2 / 2 + 2**-46 from 0: the remainder is below 2**-41, the roundings below 2**-46. NumPy has `exp`.) Where g > 100,
 100 stands for it. Then p is below 2**-104, and so is what stands for it: W is never decided to be below p, which needs
 p > 2**-53, and it is above p if k is 1 or more, but not if k is 0. If both ends of W are on one side of p, whatever
 that error, the comparison is decided. If not, about once in 10**9 attempts, or if V is above 40 or y is 2**62 or more,
