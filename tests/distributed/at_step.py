@@ -268,7 +268,7 @@ def groups_of_shards_have_thresholds_of_their_own():
         watched.remove()
         assert [one.full_tensor().norm().item() for one in (body, head)] == pytest.approx(lengths)
         got = [number.item() for number in clipping.numbers().values()]
-        assert got == pytest.approx([math.sqrt(2525), math.hypot(*lengths), 1.0])
+        assert got == pytest.approx([math.sqrt(2525), math.hypot(*lengths), 1.0, 0.0])
         before = [one.full_tensor().tolist() for one in (body, head)]
         give(body, head, (5.0, math.nan))
         optimizer.step()

@@ -95,7 +95,7 @@ from gradclip._src.private.noise.discrete import with_discrete_gaussian
 
 @atexit.register
 def noise():
-    found = with_discrete_gaussian(np.zeros(2**17, np.int64), 2.0**30, threads=2)
+    [found] = with_discrete_gaussian([np.zeros(2**17, np.int64)], 2.0**30, threads=2)
     print(found.size, np.count_nonzero(found) > 2**17 - 9)
 """
 

@@ -83,6 +83,7 @@ def add_noise(summed: Tree, sensitivity: Sensitivity, *, noise_multiplier: float
     Mironov 2012, "On Significance of the Least Significant Bits for Differential Privacy". Canonne et al. 2020, "The
     Discrete Gaussian for Differential Privacy".
 
+    >>> import numpy as np
     >>> sensitivity = Sensitivity(
     ...     bound=1.0, unit="example", relation="add_or_remove_one"
     ... )
