@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import fresh_process
 from gradclip._src.private.noise import discrete
 from gradclip._src.private.noise.add import add_noise
 from gradclip._src.private.sums.layout import SumLayout
@@ -117,3 +118,10 @@ def test_a_program_of_torch_takes_sums_of_all_sizes():
         assert (steps == steps.round()).all()
         assert steps.shape == (size,)
     assert program(torch.zeros(2, requires_grad=True)).requires_grad is False
+
+
+def test_noise_for_other_arrays_leaves_jax_alone():
+    script = "import numpy, jax; from jax._src import xla_bridge; import gradclip;"
+    script += "one = gradclip.Sensitivity(bound=1.0, unit='example', relation='add_or_remove_one');"
+    script += "gradclip.add_noise(numpy.zeros(3), one, noise_multiplier=1.0);"
+    assert fresh_process.run(script + "print(xla_bridge.backends_are_initialized())", ".") == "False"

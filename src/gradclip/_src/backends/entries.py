@@ -105,7 +105,15 @@ def _keep_autograph_out() -> None:
 def _torch_records(torch: Any) -> bool:
     vmapped = torch._C._functorch.maybe_current_level() is not None
     traced = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
-    return vmapped or traced or torch.jit.is_tracing() or torch.compiler.is_exporting()
+    return vmapped or traced or torch.jit.is_tracing()
+
+
+def _jax_records(jax: Any) -> bool:
+    from jax.extend import core
+
+    # Without an operation: the first one takes hold of the devices. Before JAX 0.10 this was in jax.core.
+    home = core if hasattr(core, "find_top_trace") else jax.core
+    return type(home.find_top_trace(())).__name__ != "EvalTrace"
 
 
 ENTRIES = (
@@ -141,7 +149,7 @@ ENTRIES = (
         has_derivatives=True,
         from_numpy="jax.numpy.asarray",
         per_example="jax.vmap(jax.grad(...))",
-        recording=lambda jax: isinstance(jax.lax.full((), 0.0), jax.core.Tracer),
+        recording=_jax_records,
         at_import=_make_kernels_known_to_jax,
     ),
     Entry(
