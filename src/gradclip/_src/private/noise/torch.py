@@ -14,34 +14,41 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from gradclip._src.private.noise.exact import AskedNoise, ExactNoise
 from gradclip._src.words import typed
 
+_NAME = "gradclip::exact_noise"
+# The tag: two calls on one sum are two draws, and none is computed again for a backward pass. In older releases
+# `custom_op` takes no tags.
+torch.library.define(
+    _NAME,
+    "(Tensor[] leaves, str source, float multiplier, float total, float? in_steps) -> Tensor[]",
+    tags=(torch.Tag.nondeterministic_seeded,),
+)
 
-# The tag: two calls on one sum are two draws, and none is computed again for a backward pass.
-@torch.library.custom_op("gradclip::exact_noise", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
-def exact_noise(
+
+@torch.library.impl(_NAME, "CompositeExplicitAutograd")
+def _drawn(
     leaves: Sequence[torch.Tensor], source: str, multiplier: float, total: float, in_steps: float | None
 ) -> list[torch.Tensor]:
     """Return tensors plus noise."""
     return AskedNoise(source, multiplier, total, in_steps).of(leaves).added(leaves)
 
 
-@exact_noise.register_fake
+@torch.library.register_fake(_NAME)
 def _like(leaves: Sequence[torch.Tensor], *asked: object) -> list[torch.Tensor]:
     return [x.new_empty(x.shape) for x in leaves]
 
 
 def called_back(leaves: Sequence[torch.Tensor], asked: AskedNoise) -> list[torch.Tensor]:
     """Return traced tensors plus noise."""
-    return exact_noise([x.detach() for x in leaves], *asked)
+    return torch.ops.gradclip.exact_noise([x.detach() for x in leaves], *asked)
 
 
 def noise_on_parts(leaves: Sequence[Any], noise: ExactNoise) -> list[DTensor]:
     """Return distributed tensors plus noise. Raise ValueError, on every process alike, for others among them."""
     for leaf in leaves:
         _check(leaf)
-    parts = [leaf.to_local() for leaf in leaves]
     own = [place for place, leaf in enumerate(leaves) if _draws(leaf)]
-    drawn = dict(zip(own, noise.added([parts[place] for place in own]), strict=True))
-    return [_copied(leaf, drawn.get(place, parts[place])) for place, leaf in enumerate(leaves)]
+    drawn = dict(zip(own, noise.added([leaves[place].to_local().detach() for place in own]), strict=True))
+    return [_sent(leaf, drawn.get(place)) for place, leaf in enumerate(leaves)]
 
 
 def _check(leaf: object) -> None:
@@ -71,11 +78,13 @@ def _draws(leaf: DTensor) -> bool:
     )
 
 
-def _copied(leaf: DTensor, part: torch.Tensor) -> DTensor:
+def _sent(leaf: DTensor, part: torch.Tensor | None) -> DTensor:
     """Return the distributed tensor of parts, each sent to all who hold it, along one dimension after the other."""
-    mesh, part = leaf.device_mesh, part.detach().clone(memory_format=torch.contiguous_format)
+    mesh, here = leaf.device_mesh, leaf.to_local()
+    part = here.new_empty(here.shape) if part is None else part
     for dimension, placement in enumerate(leaf.placements):
         if isinstance(placement, Replicate):
-            dist.broadcast(part, group=mesh.get_group(dimension), group_src=0)
+            group = mesh.get_group(dimension)
+            dist.broadcast(part, dist.get_global_rank(group, 0), group)
     whole = torch.empty(leaf.shape, device="meta")
     return DTensor.from_local(part, mesh, leaf.placements, run_check=False, shape=leaf.shape, stride=whole.stride())
