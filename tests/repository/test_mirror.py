@@ -28,8 +28,9 @@ TESTED_ELSEWHERE = {
     "integrations/flower_replies": "needs Flower: tests/trainers/test_flower_replies.py",
     "integrations/flower_strategies": "needs Flower: tests/trainers/test_flower_strategies.py",
     "integrations/lightning": "needs Lightning, by which tests/trainers/test_lightning.py trains",
-    "private/noise/jax": "what programs call: tests/private/noise/test_programs.py, tests/sharded_jax/test_noise.py",
-    "private/noise/torch": "what programs call: tests/private/noise/test_programs.py, and shards of processes, which "
+    "private/batching/masks": "needs transformers: tests/trainers/test_private_transformers.py",
+    "private/noise/jax": "what programs call: tests/private/noise/test_add_programs.py and tests/sharded_jax",
+    "private/noise/torch": "what programs call: tests/private/noise/test_add_programs.py; shards of processes, which "
     "tests/distributed/test_process_groups.py starts",
     "integrations/transformers": "needs transformers, by which tests/trainers/test_transformers.py trains",
 }

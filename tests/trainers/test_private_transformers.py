@@ -12,7 +12,7 @@ from peft import LoraConfig, get_peft_model
 from transformers.utils import import_utils
 
 import gradclip
-from gradclip._src.private.batching.torch import masks_unread
+from gradclip._src.private.batching.masks import masks_unread
 
 pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
 WORDS, LENGTH = 128, 6
@@ -180,7 +180,7 @@ def test_transformers_is_left_as_it_was(method):
 
 
 def test_the_last_of_two_threads_leaves_transformers_as_it_was():
-    before, (first, second) = import_utils.is_jax_jitting, (masks_unread(), masks_unread())
+    before, (first, second) = import_utils.is_jax_jitting, (masks_unread(import_utils), masks_unread(import_utils))
     with ThreadPoolExecutor(1) as other:
         first.__enter__()
         other.submit(second.__enter__).result()

@@ -24,10 +24,10 @@ def laid_out(framework: Entry, tree: Any, run: Callable[[Any], Any]) -> Any:
     return placed(results)
 
 
-def check_parameters(framework: Entry, parameters: FlatTree) -> None:
+def check_hooks(framework: Entry, parameters: FlatTree) -> None:
     """Raise a ValueError for a parameter of PyTorch with hooks, which no call would run for an example."""
     if framework.module == "torch":
-        from gradclip._src.private.batching.torch import check_parameters as check
+        from gradclip._src.private.batching.torch import check_hooks as check
 
         check(parameters)
 

@@ -13,20 +13,19 @@ import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from types import FrameType, FunctionType
 from typing import Any
 
 import torch
-from torch._C import _functorch
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.checkpoint import CheckpointFunction
 
 from gradclip._src.backends.torch.framework import visible
 from gradclip._src.backends.torch.tensors import tensor_of
+from gradclip._src.private.batching.masks import masks_unread
 from gradclip._src.private.batching.verbs import (
     Args,
     Axes,
@@ -157,16 +156,16 @@ class TorchLoop(TorchBatching):
         return torch.compiler.disable(call) if torch.compiler.is_compiling() else call
 
 
-def check_parameters(parameters: FlatTree) -> None:
+def check_hooks(parameters: FlatTree) -> None:
     """Raise a ValueError for a parameter with hooks."""
     if not torch.compiler.is_compiling():
-        _check_hooks(parameters)
+        _refuse_hooks(parameters)
     elif any(getattr(x, "requires_grad", False) for x in parameters.leaves):
         # Traced tensors show no hooks, and these may come and go between calls.
-        torch.compiler.disable(_check_hooks)(parameters)
+        torch.compiler.disable(_refuse_hooks)(parameters)
 
 
-def _check_hooks(parameters: FlatTree) -> None:
+def _refuse_hooks(parameters: FlatTree) -> None:
     for i, x in enumerate(parameters.leaves):
         kinds = (getattr(x, name, None) or {} for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
         if not all(getattr(hook, "only_watches", False) for hooks in kinds for hook in hooks.values()):
@@ -436,50 +435,9 @@ def explained(error: Exception, fun: Function, args: Args, axes: Axes) -> Except
 
 def over_examples(fun: Function, leaves: Sequence[torch.Tensor]) -> Any:
     """Return what a function makes of each example. Each draws its own random numbers."""
-    with nullcontext() if torch.compiler.is_compiling() else masks_unread():
+    library = None if torch.compiler.is_compiling() else sys.modules.get("transformers.utils.import_utils")
+    with nullcontext() if library is None else masks_unread(library):
         return torch.func.vmap(fun, randomness="different")(leaves)
-
-
-@dataclass(eq=False)
-class _UnknownValues:
-    """What transformers asks of a tensor before it reads a mask: whether its values are unknown, as under `vmap`."""
-
-    asked: Callable[[object], bool]
-    calls: int = 0
-
-    def __call__(self, x: object) -> bool:
-        if isinstance(x, torch.Tensor) and not torch.compiler.is_compiling():
-            while _functorch.is_functorch_wrapped_tensor(x) and not _functorch.is_batchedtensor(x):
-                x = _functorch.get_unwrapped(x)
-            return _functorch.is_batchedtensor(x) or self.asked(x)
-        return self.asked(x)
-
-
-_entering = threading.Lock()
-
-
-@contextmanager
-def masks_unread() -> Iterator[None]:
-    """Within it, transformers builds the attention mask of every example, without a look at what padding there is.
-
-    The last of the threads that are in it leaves transformers as it was.
-    """
-    library: Any = sys.modules.get("transformers.utils.import_utils")
-    if not hasattr(library, "is_jax_jitting"):
-        yield
-        return
-    with _entering:
-        if not isinstance(library.is_jax_jitting, _UnknownValues):
-            library.is_jax_jitting = _UnknownValues(library.is_jax_jitting)
-        own: _UnknownValues = library.is_jax_jitting
-        own.calls += 1
-    try:
-        yield
-    finally:
-        with _entering:
-            own.calls -= 1
-            if not own.calls and library.is_jax_jitting is own:
-                library.is_jax_jitting = own.asked
 
 
 @contextmanager

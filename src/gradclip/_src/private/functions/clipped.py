@@ -15,7 +15,7 @@ from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.passed.arguments import check_mask
 from gradclip._src.passed.leaves import counted
 from gradclip._src.private.batching.calls import Clipped, ExampleOutputs, PreparedCall, check_loss, value_and_aux
-from gradclip._src.private.batching.choose import batching_of, check_parameters, laid_out
+from gradclip._src.private.batching.choose import batching_of, check_hooks, laid_out
 from gradclip._src.private.batching.verbs import Axes, Batching, Function, Programs, Step, mapped
 from gradclip._src.private.functions.settings import FunctionSettings, ObservedGradients
 from gradclip._src.private.ghost.plan import Plan, made_everywhere
@@ -150,7 +150,7 @@ class ClippedFunction(FunctionSettings):
         framework = self._framework(given[:-1])
         verbs = batching_of(framework, self.method)
         if self.argnums is not None:
-            check_parameters(framework, parameters_of(given, self.argnums))
+            check_hooks(framework, parameters_of(given, self.argnums))
         count = batch_size([None if axis is None else arg for arg, axis in zip(given, axes, strict=True)], mask)
         if self.pad_to is not None and count > self.pad_to:
             raise ValueError(f"the batch has {count} {self.unit}s, more than pad_to={self.pad_to}. Raise pad_to.")

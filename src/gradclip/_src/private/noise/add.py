@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import optree
 
 from gradclip._src.annotations import Tree
 from gradclip._src.backends import any_distributed
-from gradclip._src.backends.registry import being_compiled, framework_of, is_traced, recording
+from gradclip._src.backends.registry import being_compiled, entries_of, framework_of, is_traced, recording
 from gradclip._src.core.formats import bare_name, dtype_name, format_named, is_empty_name
 from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.passed.leaves import first_sparse
 from gradclip._src.private.batching.calls import ExampleOutputs
 from gradclip._src.private.noise.discrete import EXACT
 from gradclip._src.private.noise.exact import AskedNoise
-from gradclip._src.private.noise.programs import noise_in_programs
 from gradclip._src.private.sums.clip import PerExampleInfo
 from gradclip._src.private.sums.sensitivity import Sensitivity
 from gradclip._src.private.sums.settings import as_number
@@ -236,7 +235,7 @@ def _exactly(
     if not integers:
         _check_not_narrowed(leaves, sensitivity)
     if is_recorded(leaves):
-        return noise_in_programs(leaves, asked)
+        return _in_program(leaves, asked)
     if not all(getattr(leaf, "is_fully_addressable", True) for leaf in leaves):
         raise ValueError(
             "the sum is on devices of several processes. Call add_noise inside of jax.jit: the first device has the "
@@ -247,3 +246,31 @@ def _exactly(
 
         return noise_on_parts(leaves, asked.of(leaves))
     return asked.of(leaves).added(leaves)
+
+
+def _in_program(leaves: Sequence[Any], asked: AskedNoise) -> list[Any]:
+    """Return recorded arrays plus noise that each run of the program draws. Raise ValueError where that cannot be."""
+    called_back = _callback_for(leaves)
+    if called_back is None:
+        raise ValueError(
+            f"rng={asked.source!r} draws outside of code that is recorded in this way. Return the sum from it, and "
+            "call add_noise on that."
+        )
+    return called_back(leaves, asked)
+
+
+# Each import is a statement: `torch.compile` cannot trace any other kind.
+def _callback_for(leaves: Sequence[Any]) -> Callable[[Sequence[Any], AskedNoise], list[Any]] | None:
+    modules = {entry.module for entry in entries_of(leaves)}
+    if being_compiled():
+        if modules != {"torch"}:
+            return None
+        from gradclip._src.private.noise.torch import called_back
+
+        return called_back
+    records = recording()
+    if modules | ({records.module} if records else set()) | {"numpy"} == {"jax", "numpy"}:
+        from gradclip._src.private.noise.jax import called_back
+
+        return called_back
+    return None
