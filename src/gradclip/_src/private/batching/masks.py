@@ -32,7 +32,7 @@ _entering = threading.Lock()
 def masks_unread(library: Any) -> Iterator[None]:
     """Within it, transformers builds the attention mask of every example, without a look at what padding there is.
 
-    The library is its module `utils.import_utils`. The last of the threads that are in it leaves transformers as it was.
+    Pass its module `utils.import_utils`. The last of the threads that are in it leaves transformers as it was.
     """
     if not hasattr(library, "is_jax_jitting"):
         yield
