@@ -107,6 +107,34 @@ def _check_products(element: Format, divisor: float | None, margin: str, *, two:
     return f"{margin}; ranges: {cases}"
 
 
+def _check_kept(divisor: float | None, *, known: bool) -> str:
+    """Check that what stays unchanged was compared: an upper bound of its norm is at most the threshold."""
+    norm, error, threshold = given("m"), given("e"), given("C")
+
+    def kept() -> object:
+        found = Norm(norm, divisor, error, 0.0)
+        if known:
+            keep = coefficient.of_number(norm, error, threshold) == coefficient.KEPT
+        else:
+            keep = bool(coefficient.coefficient(Traced(), found, threshold).keep)
+        return coefficient._upper(found) if keep else 0.0
+
+    script, count = Script(), 0
+    limit = script.name(threshold if divisor is None else threshold / divisor)
+    for way in ways(kept):
+        if way.result == 0.0:
+            continue
+        upper = script.name(way.result)
+        compared = [(script.name(small), script.name(large)) for small, large in way.known()]
+        # A negative threshold counts as 0.
+        if not {(upper, limit), (upper, literal(0.0))} & {*compared}:
+            raise Refuted(f"elements are kept where {compared}\n" + "\n".join(script.lines))
+        count += 1
+    if not count:
+        raise Refuted("nothing is ever kept")
+    return f"ways: {count}"
+
+
 def _check_upper() -> str:
     """Prove that upper is not below the norm, which is at most m / (1 - d)."""
     (way,) = ways(lambda: coefficient._upper(Norm(given("m"), None, given("e"), 0.0)))
@@ -229,6 +257,8 @@ def claims() -> list[Claim]:
         return Claim(name, MODULE, "coefficient.py", check, pair[:1], pair[1:])
 
     lowered = "gradclip._src.core.rules.LOWERED"
+    doubled = Loosened(f"{MODULE}._in_units_of", lambda norm, threshold: threshold * 2.0 / (norm.divisor or 1.0))
+    unproven = Loosened(f"{MODULE}.of_number", lambda norm, error, max_norm: norm > max_norm or coefficient.KEPT)
     return [
         *(_products(element, divisor) for element in (FLOAT64, FLOAT32) for divisor in (_LARGE, _ONE, _LITTLE)),
         claim(
@@ -245,6 +275,9 @@ def claims() -> list[Claim]:
             Loosened(lowered, 1 - 2**-53),
             Loosened(lowered, 1 - 2 * 2**-53),
         ),
+        claim("what one known norm keeps", partial(_check_kept, None, known=True), unproven),
+        claim("what norms keep", partial(_check_kept, None, known=False), doubled),
+        claim("what norms in units keep", partial(_check_kept, _LARGE, known=False), doubled),
         claim("one known norm", _check_one_number, Loosened("gradclip._src.core.coefficient.LOWERED", 1.0)),
         claim("the kernels' operations", _check_kernels, Loosened(f"{MODULE}._TWICE_ROUNDED", 1.0)),
     ]

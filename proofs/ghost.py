@@ -4,15 +4,36 @@ With t = (n + m + T**2 + b + 16) v, all errors of q are at most t / (1 - t) * M*
 M * (1 - t). So e * M**2, computed, must be at least t / (1 - t) * M**2, also after the sums round four times more.
 """
 
+import itertools
 from fractions import Fraction
 
-from claim import Claim, Loosened
+from claim import Claim, Loosened, Refuted
 from gappa import literal
 from script import Script, proven
 
 from gradclip._src.private.ghost import certificate
 
 _MODULE = "gradclip._src.private.ghost.certificate"
+
+
+_SIZES = (1, 2, 3, 7, 64, 1000, 2**20)
+
+
+def _check_stated() -> str:
+    """Check that what is stated has every term of the proof: 1.1 (n + m + T**2 + b + 16) v, and (T 2**-20)**2."""
+    raised, cases = Fraction(certificate._RAISED), 0
+    for rows, columns, terms, blocks in itertools.product(_SIZES, repeat=4):
+        exact = raised * (rows + columns + terms**2 + blocks + 16) / 2**53
+        stated = certificate.error_of_square(rows, columns, terms, blocks)
+        if stated is None and exact > certificate._LARGEST_ERROR * (1 - 2.0**-40):
+            continue
+        if stated is None or abs(Fraction(stated) / exact - 1) > Fraction(1, 2**50):
+            raise Refuted(f"{stated} is stated for {(rows, columns, terms, blocks)}, not {float(exact)}")
+        floor = Fraction(certificate.raised_by_floor(terms))
+        if floor != (Fraction(terms, 2**20) ** 2 if terms > 1 else 0):
+            raise Refuted(f"the floor of {terms} terms is {float(floor)}")
+        cases += 1
+    return f"{cases} sizes"
 
 
 def _check() -> str:
@@ -30,4 +51,8 @@ def claims() -> list[Claim]:
     """Return what is proven here."""
     raised = f"{_MODULE}._RAISED"
     loosened, enough = (Loosened(raised, 1.000001),), (Loosened(raised, 1.00001),)
-    return [Claim("the square of a ghost norm is not too small", _MODULE, "ghost.py", _check, loosened, enough)]
+    smaller = (Loosened(f"{_MODULE}._UNIT", 2.0**-54),)
+    return [
+        Claim("the square of a ghost norm is not too small", _MODULE, "ghost.py", _check, loosened, enough),
+        Claim("the error of a ghost norm has all its terms", _MODULE, "ghost.py", _check_stated, smaller),
+    ]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 from claim import Claim, Loosened
 from gappa import literal
@@ -35,10 +36,19 @@ SPARED = 0
 """By how many units of roundoff more than the source each proof must find, so that tests can ask for too much."""
 
 
-def _number(widest: Format, element: Format, wide: Format) -> object:
+def _limits(wide: Format, floor: Any, *, on_device: bool) -> tuple[Any, Any]:
+    """Return the limit and K, of a threshold on the host or on a device; the floor is given, or 0."""
+    threshold, below, error = (given(name, host=not on_device) for name in ("C", "A", "E"))
+    floor = below if floor else 0.0
+    if on_device:
+        return one_factor._on_device(SimpleNamespace(xp=Namespace(), wide=wide), threshold, below, error, floor)
+    return one_factor._limit_and_numerator(threshold, below, floor, error, wide)
+
+
+def _number(widest: Format, element: Format, wide: Format, *, on_device: bool = False) -> object:
     """Return the number of a dtype, before it becomes float32, and what is rounded on a device without float64."""
-    threshold, below, error = (given(name, host=True) for name in ("C", "A", "E"))
-    limit, numerator = one_factor._limit_and_numerator(threshold, below, 0.0, error, wide)
+    error = given("E", host=not on_device)
+    limit, numerator = _limits(wide, floor=False, on_device=on_device)
     found = one_factor._bounds({widest: 1, element: 1}, limit, numerator, stepped=False)
     backend = SimpleNamespace(xp=Namespace(), wide=wide)
     return now(one_factor.factor_of(backend, Norm(given("N", wide), None, error, 0.0), found).factors[element.name])
@@ -53,9 +63,9 @@ def _share(element: Format) -> Fraction:
     return Fraction(1.0 - one_factor._lost(element))
 
 
-def _scaled(widest: Format, element: Format, wide: Format) -> list[Way]:
+def _scaled(widest: Format, element: Format, wide: Format, *, on_device: bool = False) -> list[Way]:
     """Return the ways on which elements are scaled, by a finite threshold."""
-    found = ways(partial(_number, widest, element, wide))
+    found = ways(partial(_number, widest, element, wide, on_device=on_device))
     return [way for way in found if isinstance(way.result, Number) and not any(map(_infinite, way.known()))]
 
 
@@ -64,13 +74,13 @@ def _infinite(pair: tuple[object, object]) -> bool:
     return small in (FLOAT32.largest, FLOAT64.largest) and isinstance(large, Number) and large.operation == "input"
 
 
-def _check_number(widest: Format, element: Format) -> str:
+def _check_number(widest: Format, element: Format, *, on_device: bool = False) -> str:
     """Prove that own is at most its share, as far as roundings in float64 go."""
     share = _share(widest) * (_share(element) if element is not widest else 1) * (1 - SPARED * Fraction(1, 2**53))
     # A number below is 0.
     lowest = Fraction(2) ** (-1022 if element is FLOAT64 else -160)
     cases = 0
-    for way in _scaled(widest, element, FLOAT64):
+    for way in _scaled(widest, element, FLOAT64, on_device=on_device):
         if element is not FLOAT64:
             way.result = way.result.parts[0].parts[0]  # without rounding to float32, and half a step
         cases += never_above(way, _exact(share), _INPUTS, _splits(way, [lowest]))
@@ -151,11 +161,10 @@ def _check_product(element: Format) -> str:
     return f"ranges: {cases}"
 
 
-def _check_limit(wide: Format) -> str:
+def _check_limit(wide: Format, *, on_device: bool = False) -> str:
     """Prove that a norm up to the limit is at most the threshold: N / (1 - E) + A <= C."""
-    threshold, below, error = (given(name, host=True) for name in ("C", "A", "E"))
     cases = 0
-    for way in ways(lambda: one_factor._limit_and_numerator(threshold, below, below, error, wide)[0]):
+    for way in ways(lambda: _limits(wide, floor=True, on_device=on_device)[0]):
         if not any(map(_infinite, way.known())):
             cases += never_above(
                 way, _exact(1 - SPARED * Fraction(wide.roundoff))._replace(under=()), _INPUTS, lambda script, last: []
@@ -173,11 +182,12 @@ def claims() -> list[Claim]:
     pairs = [(FLOAT64, FLOAT64), (FLOAT64, FLOAT32), (FLOAT32, BFLOAT16), (FLOAT32, FLOAT16)]
     numbers = [
         claim(
-            f"the number of {element.name} beside {widest.name}",
-            partial(_check_number, widest, element),
+            f"the number of {element.name} beside {widest.name}{', threshold on a device' if on_device else ''}",
+            partial(_check_number, widest, element, on_device=on_device),
             Loosened(spare, 13),
             Loosened(spare, 9),
         )
+        for on_device in (False, True)
         for widest, element in pairs
     ]
     loosened = {
@@ -200,7 +210,12 @@ def claims() -> list[Claim]:
         for widest, element in [(one, one) for one in (FLOAT32, BFLOAT16, FLOAT16)] + pairs[2:]
     ]
     limits = [
-        claim(f"the limit, in {wide.name}", partial(_check_limit, wide), Loosened(spare, 8), Loosened(spare, 2))
-        for wide in (FLOAT64, FLOAT32)
+        claim(
+            f"the limit, in {wide.name}{', threshold on a device' if on_device else ''}",
+            partial(_check_limit, wide, on_device=on_device),
+            Loosened(spare, 8),
+            Loosened(spare, 2),
+        )
+        for wide, on_device in ((FLOAT64, False), (FLOAT32, False), (FLOAT64, True))
     ]
     return [*numbers, *products, *devices, *limits]

@@ -4,6 +4,7 @@ The operations are those of `_decided` in `private/noise/discrete.py` and of the
 written down here, with the constants of the former.
 """
 
+import inspect
 import math
 import re
 from collections.abc import Callable
@@ -141,6 +142,30 @@ def _check_polynomial() -> str:
     return f"2^{math.log2(remainder):.1f}"
 
 
+def _check_operations() -> str:
+    """Check that the two programs have the operations that are proven above, each once."""
+    kernels, source = " ".join(_KERNELS.split()), " ".join(inspect.getsource(discrete._decided).split())
+    wanted = {
+        kernels: """u_unit_(std::ldexp(1 / target.scale, dropped_)),
+v_unit_(std::ldexp(1 / target.scale, target.bits)),
+away = as_double(u >> dropped_) * u_unit_ + as_double(v) * v_unit_;
+exp_doubled(-at_most_farthest(0.5 * away * away + shift_), v);
+low = std::bit_cast<double>(kOne | (second >> 12)) - 1.0;
+below = is_negative(low + 0x1p-52 - p * (1 - kMargin)), within = is_negative(low - p * (1 + kMargin));
+shifted = x * kLog2E + kToWhole;
+rest = x - (shifted - kToWhole) * kLog2;""",
+        source: """away = (u.astype(np.float64) + np.ldexp(v.astype(np.float64), target.bits)) / target.scale
+p = np.exp(v * math.log(2) - np.minimum(0.5 * away * away + target.shift, _FARTHEST))
+low = np.ldexp((second >> np.uint64(12)).astype(np.float64), -52)
+below, above = low + 2.0**-52 <= p * (1 - _MARGIN), low >= p * (1 + _MARGIN)""",
+    }
+    for text, lines in wanted.items():
+        for line in lines.splitlines():
+            if text.count(line) != 1:
+                raise Refuted(f"a sampler does not have: {line}")
+    return f"{sum(len(lines.splitlines()) for lines in wanted.values())} same lines"
+
+
 def claims() -> list[Claim]:
     """Return what is proven here."""
 
@@ -155,4 +180,7 @@ def claims() -> list[Claim]:
             "the margin of a comparison", _check_margin, Loosened(margin, 2.0**-32), Loosened(margin, 1.1 * 2.0**-32)
         ),
         claim("the polynomial of the kernels", _check_polynomial, Loosened("sampler.DEGREE", 9)),
+        claim(
+            "the samplers' operations", _check_operations, Loosened("sampler._KERNELS", _KERNELS.replace("0.5 *", ""))
+        ),
     ]

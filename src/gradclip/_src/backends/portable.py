@@ -1,8 +1,8 @@
 """Every operation that clipping needs, written once against the array API standard.
 
 Each framework's folder derives its backends from `Portable`. They add what the standard lacks, such as access to a
-number's bits (proofs/bits.py), and whatever their devices do differently. No method here reads a value, so the same
-code can be traced.
+number's bits, and whatever their devices do differently (proofs/bits.py, proofs/frameworks.py). No method here reads a
+value, so the same code can be traced.
 
 Norms are sums with their divisors, and a proven error; `core.norms` has the proof. Of these frameworks replace
 `with_care`, `roots`, the sums, the largest and smallest magnitudes, and `sum_error` and `flushed_below`, which say what

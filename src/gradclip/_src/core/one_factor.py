@@ -54,7 +54,7 @@ by 8*u (2**-49 and 2**-50 for float64), and c is zero below the normal range. 2*
 correctly or are products with reciprocals. The rest is for those that are not: in Metal they may be off by 2.5 units in
 the last place (Metal Shading Language Specification, accuracy with fast math).
 
-Checked by machine: proofs/one_factor.py.
+Checked by machine: proofs/one_factor.py; f and S: proofs/frameworks.py.
 
 Many norms at once need one number each: `norm`, and everything that follows from the threshold, are then vectors.
 """

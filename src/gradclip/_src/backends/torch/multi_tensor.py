@@ -284,7 +284,7 @@ def _in_two_steps(some: Sequence[torch.Tensor], by: OneFactor) -> tuple[Sequence
 
 
 def _factor_and_divisor(c: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return f and S of `one_factor`, bfloat16 scalars on a device, for a float32 scalar c.
+    """Return f and S of `one_factor`, in bfloat16 and on a device, for a float32 scalar c.
 
     The upper half of a float32 number is that number in bfloat16, rounded toward zero. So no operation is needed for f.
     If c is 0 or so small that 1 / c is infinite, S is 1. If c is NaN, so is one of the two.
@@ -298,8 +298,8 @@ def _factor_and_divisor(c: torch.Tensor, device: torch.device) -> tuple[torch.Te
 
 
 def _upper_half(x: torch.Tensor) -> torch.Tensor:
-    """Return a scalar's upper 16 bits as a bfloat16 number. Devices store the lower half first."""
-    return x.reshape(1).view(torch.bfloat16).unbind()[1]
+    """Return the upper 16 bits of each number as a bfloat16 number. Devices store the lower half first."""
+    return x.unsqueeze(-1).view(torch.bfloat16).unbind(-1)[1]
 
 
 def _multiply_in_float32(some: Sequence[torch.Tensor], by: OneFactor, kind: Sequence[int]) -> None:
