@@ -5,7 +5,9 @@ Every upper half of a float32 number is tried with lower halves that a wrong cut
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +18,7 @@ from claim import Claim, Loosened, Refuted
 from gradclip._src.backends import portable
 from gradclip._src.backends.portable import Portable
 from gradclip._src.core import one_factor
-from gradclip._src.core.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Format, low_bits_mask
+from gradclip._src.core.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Format, format_of, low_bits_mask
 
 _LOWER = (0, 1, 0x0FFF, 0x1000, 0x1001, 0x1FFF, 0x7FFF, 0x8000, 0x8001, 0xFFFF)
 _BELOW_ONE_STEP = 2.0**-30
@@ -44,6 +46,7 @@ def _jax(compute: Callable[[Portable, Any], Any], x: np.ndarray) -> np.ndarray:
 
 
 def _tensorflow(compute: Callable[[Portable, Any], Any], x: np.ndarray) -> np.ndarray:
+    importlib.import_module("torch")  # loaded after TensorFlow, it would end the process
     import tensorflow as tf
 
     from gradclip._src.backends.tensorflow.graph import Graph
@@ -76,7 +79,7 @@ def _spacing(size: np.ndarray, target: Format) -> np.ndarray:
         return np.maximum(np.ldexp(1.0, np.frexp(size)[1] - target.precision), target.step)
 
 
-def _check(name: str, x: np.ndarray, found: np.ndarray, least: np.ndarray, most: np.ndarray) -> None:
+def _compare(name: str, x: np.ndarray, found: np.ndarray, least: np.ndarray, most: np.ndarray) -> None:
     """Raise `Refuted` if a magnitude is above the most, or below the least, or a sign has changed."""
     wrong = (np.abs(found) > most) | (np.abs(found) < least) | (np.signbit(found) != np.signbit(x))
     if wrong.any():
@@ -98,12 +101,12 @@ def _check_cuts(framework: str) -> str:
 
             size = np.abs(fits.astype(np.float64))
             least = np.where(size < target.tiny, 0.0, size - _spacing(size, target) * (1 - 2.0**-45))
-            _check(f"{framework}, {source.name} to {target.name}", fits, run(cut, fits), least, size)
+            _compare(f"{framework}, {source.name} to {target.name}", fits, run(cut, fits), least, size)
             count += fits.size
     return f"{count / 1e6:.0f} million results"
 
 
-def _check_below_normal(framework: str) -> str:
+def _check_below_normal(framework: str) -> None:
     """Check that products below the normal range lose a step at least, and that no others change."""
     run = _RUNS[framework][0]
     for form, dtype in ((FLOAT32, np.float32), (FLOAT64, np.float64)):
@@ -114,8 +117,12 @@ def _check_below_normal(framework: str) -> str:
         below = size < form.tiny
         most = np.where(below, np.maximum(size - form.step, 0.0), size)
         found = run(lambda backend, x: backend.not_above(x), x)
-        _check(f"{framework}, {form.name}", x, found, np.where(below, 0.0, size), most)
-    return "the lowest 65,536 steps"
+        _compare(f"{framework}, {form.name}", x, found, np.where(below, 0.0, size), most)
+
+
+def _check(framework: str) -> str:
+    _check_below_normal(framework)
+    return _check_cuts(framework)
 
 
 def _check_divisor() -> str:
@@ -148,16 +155,9 @@ def claims() -> list[Claim]:
     found = []
     for framework, (_, inside) in _RUNS.items():
         rounded = Loosened(f"{inside}.low_bits_mask", lambda source, target: ~(~_MASK(source, target) >> 1))
-        never = Loosened(f"{inside}.format_of", lambda x: SimpleNamespace(tiny=0.0))
-        claim = partial(Claim, module=portable.__name__, script="frameworks.py")
-        found += [
-            claim(f"what {framework} makes narrower", check=partial(_check_cuts, framework), loosened=(rounded,)),
-            claim(
-                f"what {framework} has below the normal range",
-                check=partial(_check_below_normal, framework),
-                loosened=(never,),
-            ),
-        ]
+        never = Loosened(f"{inside}.format_of", lambda x: replace(format_of(x), min_exponent=-5000))
+        name, check = f"what {framework} makes narrower, or has below the normal range", partial(_check, framework)
+        found.append(Claim(name, portable.__name__, "frameworks.py", check, (rounded, never)))
     nearest = Loosened("gradclip._src.backends.torch.multi_tensor._upper_half", _nearest)
     name = "a bfloat16 number and a divisor instead of a number"
     return [*found, Claim(name, one_factor.__name__, "frameworks.py", _check_divisor, (nearest,))]
