@@ -6,6 +6,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BY_COMMANDS = {
     "docs/parity.md": "scripts/parity.py",
     "docs/reference/arguments.md": "scripts/arguments.py",
+    "docs/tested-with.md": "scripts/tested_with.py",
     "docs/gallery/hostile-clients.md": "scripts/gallery.py",
     "docs/gallery/learning-rates.md": "scripts/gallery.py",
     "docs/gallery/loss-spike.md": "scripts/gallery.py",

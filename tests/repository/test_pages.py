@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import gradclip
 import site_pages
+import tested_with
 from site_pages import ROOT
 
 TEXTS = {str(page.relative_to(ROOT)): page.read_text("utf-8") for page in sorted((ROOT / "docs").rglob("*.md"))}
@@ -21,6 +22,10 @@ def test_every_public_name_is_in_the_reference_once():
     assert sorted(shown) == sorted(gradclip.__all__)
     overview = TEXTS["docs/reference/index.md"]
     assert [name for name in gradclip.__all__ if f"`{name}`" not in overview and f"`{name}," not in overview] == []
+
+
+def test_the_page_of_libraries_has_what_is_tested_and_pinned():
+    assert TEXTS["docs/tested-with.md"] == tested_with.page()
 
 
 def test_every_integration_is_in_the_reference():

@@ -23,6 +23,7 @@ WARNINGS = (
     "ignore:'click:DeprecationWarning",
     "ignore:.*gradient_checkpointing.* is deprecated:FutureWarning",
     "ignore:There is a performance drop because:UserWarning",
+    "ignore:Cannot (locate reference to|pickle) .*MonthDayNano",
 )
 
 
