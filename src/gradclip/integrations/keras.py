@@ -6,19 +6,28 @@ from Keras' `global_clipnorm`, `clipnorm` and `clipvalue`:
 - The bounds hold exactly, and norms do not overflow.
 - You can read the norm and the share of clipped steps.
 - Under `tf.distribute`, the sum over replicas is clipped, not each replica's part.
+- The threshold may follow the norms, or a schedule.
 """
 
 import math
+import numbers
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
 from functools import cache
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
-from gradclip._src.annotations import Policy, Scalar
+import numpy as np
+
+from gradclip._src.annotations import Policy, Scalar, Threshold
 from gradclip._src.backends.imported import needed_for
 from gradclip._src.core.nonfinite import OUTSIDE, Nonfinite
 from gradclip._src.functional.clip import clip_by_global_norm, clip_by_layer_norm, clip_by_value, global_norm
 from gradclip._src.passed.arguments import check_threshold
-from gradclip._src.words import shown, with_advice
+from gradclip._src.thresholds.below_usual import SpreadRule, SteadyRule
+from gradclip._src.thresholds.following import FollowingRule
+from gradclip._src.thresholds.holder import AdaptiveThreshold
+from gradclip._src.thresholds.quantile import QuantileRule
+from gradclip._src.words import shown, typed, with_advice
 
 with needed_for("keras", "keras"):
     import keras
@@ -28,13 +37,8 @@ __all__ = ["ClippingMetrics", "clipped"]
 
 Scope: TypeAlias = Literal["global", "variable", "value"]
 Optimizer = TypeVar("Optimizer", bound="keras.optimizers.Optimizer")
-_ADAPTIVE = (
-    "For a threshold that follows the norms, clip in a loop of your own. Before the first step: rule = "
-    "gradclip.SpreadRule(), history = rule.init(like), where `like` is any array of the backend. At every step:\n"
-    "    clipped, norm = gradclip.clip_by_global_norm(gradients, rule.max_norm(history))\n"
-    "    history = rule.observe(history, norm)\n"
-    "    optimizer.apply(clipped, model.trainable_variables)"
-)
+Schedule: TypeAlias = Callable[[Any], Threshold]
+RULES: dict[str, type[FollowingRule]] = {rule.__name__: rule for rule in (QuantileRule, SpreadRule, SteadyRule)}
 _EAGERLY = "Compile the model with run_eagerly=True, or pass nonfinite='drop' and read last_norm."
 OF_KERAS = ("clipnorm", "global_clipnorm", "clipvalue")
 
@@ -45,7 +49,9 @@ def clipped(optimizer: type[Optimizer]) -> Callable[..., Optimizer]:
 
     The same optimizer class always gives the same subclass. It takes three additional keyword arguments:
 
-    - `max_norm`: the threshold, a number >= 0, in the units of the gradients.
+    - `max_norm`: the threshold, in the units of the gradients: a number >= 0; a schedule, which is a function of the
+      step or one of `keras.optimizers.schedules`; or one that follows the norms, which is a `gradclip.SpreadRule`,
+      `SteadyRule`, `QuantileRule` or `AdaptiveThreshold`.
     - `scope`: what to clip: "global" (all variables by their global norm), "variable" (each variable by its own norm)
       or "value" (each element by its magnitude).
     - `nonfinite`: what to do with NaN and infinities, as in `gradclip.clip_by_global_norm`. Not with the scope "value".
@@ -57,13 +63,20 @@ def clipped(optimizer: type[Optimizer]) -> Callable[..., Optimizer]:
     variable (under "drop" of those without NaN), with "value" the largest magnitude. `clipped_share` is the share of
     updates so far with a norm above `max_norm`. Both are scalar tensors, stored in variables of the optimizer.
 
+    A threshold that follows the norms is that of `gradclip.AdaptiveThreshold`, whose `skip_above` makes the gradients
+    zeros. With "variable" each variable has a threshold of its own, and needs a gradient at each update. The norms are
+    kept in variables of the optimizer, made when it is built, and an `AdaptiveThreshold` that you pass stays empty. A
+    schedule is given the step that Keras gives to schedules of the learning rate. `last_max_norm` is the threshold at
+    the last update, one for each variable if they have their own.
+
     The subclass is registered for saving. To load a saved optimizer, import this module first. For an optimizer that is
     not part of Keras, also call `clipped` with its class.
 
     Raises:
         TypeError: `optimizer` is not a class of Keras optimizers, or is a wrapper that passes gradients on to others.
-        ValueError: raised when you create an optimizer: an unknown scope or policy, a negative or NaN threshold, or
-        Keras' own `clipnorm`, `global_clipnorm` or `clipvalue` in addition to `max_norm`.
+        ValueError: raised when you create an optimizer: an unknown scope or policy, a negative or NaN threshold, an
+        `AdaptiveThreshold` that has observed norms, or Keras' own `clipnorm`, `global_clipnorm` or `clipvalue` in
+        addition to `max_norm`.
 
     >>> optimizer = clipped(keras.optimizers.SGD)(learning_rate=1.0, max_norm=1.0)
     >>> weights = keras.Variable([0.0, 0.0])
@@ -92,7 +105,8 @@ class ClippingMetrics(keras.callbacks.Callback):
     """A callback that adds `grad_norm` and `clipped_share` to the logs of each epoch.
 
     `grad_norm` is the norm of the gradients before clipping, at the epoch's last update. `clipped_share` is the share
-    of the epoch's updates that were clipped. In the list of callbacks, put this callback before those that read the
+    of the epoch's updates that were clipped. If the threshold changes and all variables share it, `max_norm` is the
+    threshold at the epoch's last update. In the list of callbacks, put this callback before those that read the
     logs, such as `keras.callbacks.CSVLogger`. Nothing is copied from the device before the epoch ends.
 
     Raises:
@@ -108,19 +122,23 @@ class ClippingMetrics(keras.callbacks.Callback):
         if logs is not None:
             logs["grad_norm"] = float(optimizer.last_norm)
             logs["clipped_share"] = clipped_steps / max(steps, 1)
+            threshold = optimizer.last_max_norm
+            if not isinstance(optimizer.max_norm, float) and not threshold.shape:
+                logs["max_norm"] = float(threshold)
 
 
 class _Clipping(keras.optimizers.Optimizer):
     """A mixin for optimizer classes: it adds the arguments of `clipped`, and clips just before the update."""
 
     def __init__(
-        self, *args: object, max_norm: float, scope: Scope = "global", nonfinite: Policy = "propagate", **kwargs: object
+        self,
+        *args: object,
+        max_norm: float | FollowingRule | AdaptiveThreshold | Schedule,
+        scope: Scope = "global",
+        nonfinite: Policy = "propagate",
+        **kwargs: object,
     ) -> None:
-        if hasattr(max_norm, "_instead_of_threshold"):
-            raise TypeError(
-                f"max_norm must be a number for Keras, got an object of type {type(max_norm).__name__}. {_ADAPTIVE}"
-            )
-        threshold = float(check_threshold(max_norm))
+        threshold = _checked(max_norm)
         _check(scope, nonfinite)
         super().__init__(*args, **kwargs)
         given = {name: getattr(self, name) for name in OF_KERAS if getattr(self, name) is not None}
@@ -133,6 +151,27 @@ class _Clipping(keras.optimizers.Optimizer):
         self._norm = self.add_variable((), dtype="float32", aggregation="only_first_replica", name="last_norm")
         self._clipped_steps = self.add_variable((), dtype="int", aggregation="only_first_replica", name="clipped_steps")
 
+    def build(self, variables: Sequence[Any]) -> None:
+        if self.built:
+            return
+        super().build(variables)
+        if isinstance(self.max_norm, float):
+            return
+        wide = any(keras.backend.standardize_dtype(variable.dtype) == "float64" for variable in variables)
+        shape = (len(variables),) if self.scope == "variable" and _rule(self.max_norm) else ()
+        like = np.zeros(shape, np.float64 if wide else np.float32)
+        self._last_max_norm = self._same_everywhere(like, "last_max_norm")
+        if rule := _rule(self.max_norm):
+            empty = rule.init(like, shape)
+            self._history = [*map(self._same_everywhere, empty, empty._fields)]
+
+    def _same_everywhere(self, full: Any, name: str) -> Any:
+        """Return a new variable, equal on all replicas, filled with the one number that an array holds."""
+        # PyTorch indexes by int64, which JAX does not have by default.
+        whole = "int64" if keras.backend.backend() == "torch" else "int"
+        dtype, start = whole if full.dtype.kind == "i" else full.dtype.name, keras.initializers.Constant(full.flat[0])
+        return self.add_variable(full.shape, start, dtype, aggregation="only_first_replica", name=name)
+
     @property
     def last_norm(self) -> Scalar:
         """The norm of the gradients before clipping, at the last update; 0 before the first update."""
@@ -143,12 +182,19 @@ class _Clipping(keras.optimizers.Optimizer):
         """The share of updates clipped so far, or 0 before the first update."""
         return ops.divide(ops.cast(self._clipped_steps, "float32"), ops.maximum(self.iterations, 1))
 
+    @property
+    def last_max_norm(self) -> Scalar:
+        """The threshold at the last update; 0 before the first update, unless it is a number."""
+        if isinstance(self.max_norm, float):
+            return ops.convert_to_tensor(self.max_norm)
+        return ops.copy(self._last_max_norm) if self.built else ops.zeros(())
+
     def counts(self) -> tuple[int, int]:
         """Return the number of clipped updates and the number of all updates."""
         return int(ops.copy(self._clipped_steps)), int(ops.copy(self.iterations))
 
     def get_config(self) -> dict[str, Any]:
-        settings = {"max_norm": self.max_norm, "scope": self.scope, "nonfinite": self.nonfinite}
+        settings = {"max_norm": _configuration(self.max_norm), "scope": self.scope, "nonfinite": self.nonfinite}
         return super().get_config() | settings
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -156,16 +202,52 @@ class _Clipping(keras.optimizers.Optimizer):
         # Unpickling calls a function of this module, so the process imports it and knows the class.
         return _unpickled, (next(cls for cls in type(self).__mro__ if cls.__module__ != __name__), *saved)
 
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> "_Clipping":
+        scope = () if custom_objects is None else (custom_objects,)
+        return super().from_config(config | {"max_norm": _configured(config["max_norm"], *scope)}, *scope)
+
+    def _backend_apply_gradients(self, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> None:
+        own = self.scope == "variable" and _rule(self.max_norm) is not None
+        if own and [*map(self._get_variable_index, trainable_variables)] != [*range(len(self._trainable_variables))]:
+            raise ValueError(
+                f"scope='variable' with a max_norm that follows the norms needs a gradient for each of the "
+                f"{len(self._trainable_variables)} variables at each update, in their order, got "
+                f"{len(trainable_variables)}. Build the optimizer with those that have gradients, or pass a number."
+            )
+        super()._backend_apply_gradients(grads, trainable_variables)
+
     def _clip_gradients(self, grads: Sequence[Any]) -> list[Any]:
+        threshold = self._next_max_norm()
         try:
-            results, norms = SCOPES[self.scope](list(grads), self.max_norm, self.nonfinite)
+            results, norms = SCOPES[self.scope](list(grads), threshold, self.nonfinite)
         except ValueError as error:
             if OUTSIDE not in str(error):
                 raise
             raise ValueError(str(error).replace(OUTSIDE, _EAGERLY)) from None
         self._norm.assign(_largest(norms, self.nonfinite))
-        self._clipped_steps.assign_add(ops.cast(ops.any(norms > self.max_norm), self._clipped_steps.dtype))
+        self._clipped_steps.assign_add(ops.cast(ops.any(ops.greater(norms, threshold)), self._clipped_steps.dtype))
+        if not isinstance(self.max_norm, float):
+            self._last_max_norm.assign(threshold)
+        if rule := _rule(self.max_norm):
+            for kept, seen in zip(self._history, rule.observe(self._history_now(), norms), strict=True):
+                kept.assign(seen)
+        most = getattr(self.max_norm, "skip_above", math.inf)
+        if most < math.inf:
+            limit = ops.where(ops.greater(norms, threshold * most), 0.0, math.inf)
+            results, _ = SCOPES[self.scope](results, limit, "propagate")
         return results
+
+    def _next_max_norm(self) -> Any:
+        if isinstance(self.max_norm, float):
+            return self.max_norm
+        if rule := _rule(self.max_norm):
+            return rule.max_norm(self._history_now())
+        found = self.max_norm(ops.copy(self._iterations))
+        return found if isinstance(found, numbers.Real) else ops.convert_to_tensor(found)
+
+    def _history_now(self) -> Any:
+        return tuple(map(ops.copy, self._history))
 
 
 class _ClippingSums(_Clipping):
@@ -193,6 +275,50 @@ def _subclass(optimizer: Any) -> Any:
 def _unpickled(optimizer: type[keras.optimizers.Optimizer], saved: Any) -> Any:
     clipped(optimizer)
     return optimizer._unpickle_model(saved)
+
+
+def _checked(max_norm: Any) -> float | FollowingRule | AdaptiveThreshold | Schedule:
+    """Return a threshold as the optimizer keeps it."""
+    if isinstance(max_norm, type):
+        raise TypeError(f"max_norm must be a threshold, got the class {max_norm.__name__}. Pass {max_norm.__name__}().")
+    rule = _rule(max_norm)
+    if rule is not None and type(rule) not in RULES.values():
+        raise TypeError(f"max_norm must be a {', '.join(RULES)}, a number or a schedule, got {typed(rule)}.")
+    if isinstance(max_norm, AdaptiveThreshold) and max_norm.steps:
+        raise ValueError(
+            f"max_norm is an AdaptiveThreshold that has observed {max_norm.steps} norms, but the optimizer keeps its "
+            "own. Pass a new one, or its rule."
+        )
+    return max_norm if rule is not None or callable(max_norm) else float(check_threshold(max_norm))
+
+
+def _rule(max_norm: Any) -> FollowingRule | None:
+    """Return the rule of a threshold that follows the norms."""
+    rule = max_norm.rule if isinstance(max_norm, AdaptiveThreshold) else max_norm
+    return rule if isinstance(rule, FollowingRule) else None
+
+
+def _configuration(max_norm: Any) -> Any:
+    """Return a threshold as numbers and texts, for `get_config`."""
+    rule = _rule(max_norm)
+    if rule is None:
+        return max_norm if isinstance(max_norm, float) else keras.saving.serialize_keras_object(max_norm)
+    given = {field.name: getattr(rule, field.name) for field in fields(rule) if field.init}  # type: ignore[arg-type]
+    skips = {"skip_above": max_norm.skip_above} if isinstance(max_norm, AdaptiveThreshold) else {}
+    return {"rule": type(rule).__name__} | given | skips
+
+
+def _configured(saved: Any, *custom_objects: dict[str, Any]) -> Any:
+    """Return the threshold of a configuration."""
+    if not isinstance(saved, dict) or "rule" not in saved:
+        return keras.saving.deserialize_keras_object(saved, *custom_objects) if isinstance(saved, dict) else saved
+    given = dict(saved)
+    rule, skip_above = RULES.get(given.pop("rule")), given.pop("skip_above", None)
+    if rule is None:
+        raise ValueError(
+            f"the configuration names the rule {shown(saved['rule'])}, which is none of {', '.join(RULES)}."
+        )
+    return rule(**given) if skip_above is None else AdaptiveThreshold(rule(**given), skip_above=skip_above)
 
 
 def _check(scope: Scope, nonfinite: Policy) -> None:
@@ -229,20 +355,22 @@ def _largest(norms: Any, nonfinite: Policy) -> Any:
     return ops.where(found < 0, math.nan, found)
 
 
-def _together(grads: list[Any], max_norm: float, nonfinite: Policy) -> tuple[list[Any], Scalar]:
+def _together(grads: list[Any], max_norm: Any, nonfinite: Policy) -> tuple[list[Any], Scalar]:
     return clip_by_global_norm(grads, max_norm, nonfinite=nonfinite)
 
 
-def _one_by_one(grads: list[Any], max_norm: float, nonfinite: Policy) -> tuple[list[Any], Scalar]:
-    results, norms = clip_by_layer_norm(grads, max_norm, nonfinite=nonfinite)
-    return results, ops.stack([ops.cast(norm, "float32") for norm in norms if norm is not None])
+def _one_by_one(grads: list[Any], max_norm: Any, nonfinite: Policy) -> tuple[list[Any], Scalar]:
+    each = max_norm if isinstance(max_norm, numbers.Real) or not max_norm.shape else ops.unstack(max_norm)
+    results, norms = clip_by_layer_norm(grads, each, nonfinite=nonfinite)
+    wide = any(keras.backend.standardize_dtype(norm.dtype) == "float64" for norm in norms if norm is not None)
+    return results, ops.stack([ops.cast(x, "float64" if wide else "float32") for x in norms if x is not None])
 
 
-def _elements(grads: list[Any], max_norm: float, nonfinite: Policy) -> tuple[list[Any], Scalar]:
+def _elements(grads: list[Any], max_norm: Any, nonfinite: Policy) -> tuple[list[Any], Scalar]:
     return clip_by_value(grads, max_norm), global_norm(grads, float("inf"))
 
 
-SCOPES: dict[Scope, Callable[[list[Any], float, Policy], tuple[list[Any], Scalar]]] = {
+SCOPES: dict[Scope, Callable[[list[Any], Any, Policy], tuple[list[Any], Scalar]]] = {
     "global": _together,
     "variable": _one_by_one,
     "value": _elements,
