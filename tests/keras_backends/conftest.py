@@ -2,6 +2,7 @@ import os
 
 import pytest
 
+import eight_devices
 from quick import pytest_collection_modifyitems  # noqa: F401
 
 BACKEND = os.environ["KERAS_BACKEND"]
@@ -9,7 +10,9 @@ collect_ignore = [f"test_{other}.py" for other in ("jax", "torch", "tensorflow")
 
 
 def pytest_configure():
-    """Give TensorFlow two devices, which it takes from the one CPU only before its first operation."""
+    """Give TensorFlow two devices and JAX eight, which they take from the CPU only before their first operation."""
+    if BACKEND == "jax":
+        os.environ.update(eight_devices.ENVIRONMENT)
     if BACKEND == "tensorflow":
         import tensorflow as tf
 

@@ -2,7 +2,6 @@
 
 import doctest
 import math
-from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -161,21 +160,6 @@ def test_clipping_of_keras_beside_it(own):
 def test_settings_that_mean_nothing(settings, words):
     with pytest.raises(ValueError, match=words):
         SGD(learning_rate=1.0, **settings)
-
-
-def test_a_threshold_that_follows_is_told_what_to_do_with_keras():
-    for given in (gradclip.AdaptiveThreshold(), gradclip.SpreadRule()):
-        words = f"must be a number for Keras, got an object of type {type(given).__name__}"
-        with pytest.raises(TypeError, match=words) as told:
-            SGD(1.0, max_norm=given)
-    rule = gradclip.SpreadRule()
-    variables, gradients = [keras.Variable([0.0, 0.0])], [ops.array([3.0, 4.0])]
-    names = {"gradclip": gradclip, "like": gradients[0], "gradients": gradients, "rule": rule}
-    names |= {"optimizer": keras.optimizers.SGD(1.0), "model": SimpleNamespace(trainable_variables=variables)}
-    _, *lines = str(told.value).splitlines()
-    names["history"] = rule.init(gradients[0])
-    exec("\n".join(map(str.strip, lines)), names)
-    assert variables[0].numpy() == pytest.approx([-3.0, -4.0])
 
 
 def test_a_threshold_is_asked_for():

@@ -8,6 +8,7 @@ import tensorflow as tf
 import gradclip
 from gradclip.integrations.keras import ClippingMetrics, clipped
 from keras_backends.known_gradients import SGD, linear_model, train, weights
+from keras_backends.test_thresholds import Recorder, on_host
 
 
 def norm_of_update(make, factors):
@@ -48,6 +49,32 @@ def test_fit_on_replicas(around):
     history = train(model, rows, batch_size=2, callbacks=[ClippingMetrics()])
     assert weights(model) == pytest.approx([-0.9, -0.8])
     assert (history["grad_norm"], history["clipped_share"]) == ([pytest.approx(0.3)], [0.5])
+
+
+@pytest.mark.parametrize("around", [lambda inner: inner, keras.optimizers.LossScaleOptimizer], ids=["plain", "scaled"])
+def test_replicas_keep_one_history(around):
+    rule, recorder = gradclip.SteadyRule(window=2), Recorder()
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        inner = SGD(1.0, max_norm=rule)
+        model = linear_model(around(inner))
+    rows = np.random.default_rng(0).normal(size=(8, 2)).astype(np.float32)
+    train(model, rows, batch_size=2, callbacks=[recorder])
+    norms, thresholds = zip(*recorder.seen, strict=True)
+    assert norms == pytest.approx(np.linalg.norm(rows.reshape(4, 2, 2).mean(axis=1), axis=1))
+    assert list(thresholds) == on_host(rule, norms)
+    for variable in inner.variables:
+        one, other = variable.value.values
+        assert one.device != other.device
+        assert one.numpy().tolist() == other.numpy().tolist()
+
+
+def test_histories_of_float64_variables_are_wide():
+    optimizer = SGD(1.0, max_norm=gradclip.QuantileRule(1.0, window=4), scope="variable")
+    variables = [tf.Variable(np.zeros(2)), tf.Variable([0.0])]
+    for scale in (1.0, 10.0):
+        optimizer.apply([tf.constant([3e200, 4e200], tf.float64) * scale, tf.constant([scale])], variables)
+    assert optimizer.last_max_norm.numpy() == pytest.approx([5e200, 1.0])
+    assert variables[0].numpy() == pytest.approx([-6e200, -8e200])
 
 
 class SparseOnly(keras.optimizers.SGD):

@@ -1,12 +1,14 @@
 """How a norm of any framework enters a history."""
 
+from functools import partial
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorflow as tf
 import torch
 
-from gradclip import QuantileRule
+from gradclip import QuantileRule, SpreadRule, SteadyRule, clip_by_global_norm
 from gradclip._src.core.formats import FLOAT32, FLOAT64
 from gradclip._src.thresholds.history import norms_kept, of_framework, of_one_norm
 
@@ -47,3 +49,34 @@ def test_a_dict_of_norms_has_no_order():
     history = QuantileRule(window=2).init(shape=(2,))
     with pytest.raises(TypeError, match="must be an array or a list, got a dict"):
         of_framework(history.norms, {"a": 1.0, "b": 2.0})
+
+
+@pytest.mark.parametrize("rule", [QuantileRule(window=4), SpreadRule(window=4), SteadyRule(window=4)])
+@pytest.mark.parametrize("compiled", [tf.function, partial(tf.function, jit_compile=True)], ids=["graph", "xla"])
+def test_variables_of_a_graph_keep_a_history_that_a_checkpoint_saves(rule, compiled, tmp_path):
+    def variables():
+        empty = rule.init(tf.zeros(()))
+        return type(empty)(*map(tf.Variable, empty))
+
+    def step_of(history):
+        @compiled
+        def step(gradient):
+            threshold = rule.max_norm(history)
+            _, norm = clip_by_global_norm([gradient], threshold)
+            for kept, seen in zip(history, rule.observe(history, norm), strict=True):
+                kept.assign(seen)
+            return norm, threshold
+
+        return step
+
+    first, on_host = variables(), rule.init()
+    step = step_of(first)
+    for at, scale in enumerate((1.0, 2.0, np.nan, 0.0, 100.0, 0.3, 0.7, 4.0)):
+        if at == 5:
+            saved = tf.train.Checkpoint(history=list(first)).write(str(tmp_path / "history"))
+            again = variables()
+            tf.train.Checkpoint(history=list(again)).read(saved).assert_consumed()
+            step = step_of(again)
+        norm, threshold = step(tf.constant([3.0, 4.0]) * scale)
+        assert float(threshold) == float(rule.max_norm(on_host))
+        on_host = rule.observe(on_host, norm.numpy())

@@ -14,7 +14,7 @@ import numbers
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from functools import cache
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 import numpy as np
 
@@ -123,7 +123,7 @@ class ClippingMetrics(keras.callbacks.Callback):
             logs["grad_norm"] = float(optimizer.last_norm)
             logs["clipped_share"] = clipped_steps / max(steps, 1)
             threshold = optimizer.last_max_norm
-            if not isinstance(optimizer.max_norm, float) and not threshold.shape:
+            if not isinstance(optimizer.max_norm, float) and not len(threshold.shape):
                 logs["max_norm"] = float(threshold)
 
 
@@ -243,7 +243,7 @@ class _Clipping(keras.optimizers.Optimizer):
             return self.max_norm
         if rule := _rule(self.max_norm):
             return rule.max_norm(self._history_now())
-        found = self.max_norm(ops.copy(self._iterations))
+        found = cast("Schedule", self.max_norm)(ops.copy(self._iterations))
         return found if isinstance(found, numbers.Real) else ops.convert_to_tensor(found)
 
     def _history_now(self) -> Any:
@@ -360,7 +360,7 @@ def _together(grads: list[Any], max_norm: Any, nonfinite: Policy) -> tuple[list[
 
 
 def _one_by_one(grads: list[Any], max_norm: Any, nonfinite: Policy) -> tuple[list[Any], Scalar]:
-    each = max_norm if isinstance(max_norm, numbers.Real) or not max_norm.shape else ops.unstack(max_norm)
+    each = max_norm if isinstance(max_norm, numbers.Real) or not len(max_norm.shape) else ops.unstack(max_norm)
     results, norms = clip_by_layer_norm(grads, each, nonfinite=nonfinite)
     wide = any(keras.backend.standardize_dtype(norm.dtype) == "float64" for norm in norms if norm is not None)
     return results, ops.stack([ops.cast(x, "float64" if wide else "float32") for x in norms if x is not None])
