@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 
+from gradclip import SpreadRule
 from gradclip.integrations.keras import ClippingMetrics, clipped
 from keras_backends.known_gradients import SGD, linear_model, train, weights
 
@@ -128,7 +129,10 @@ def test_optimizers_and_their_classes_are_pickled():
     assert (float(again.last_norm), float(again.clipped_share)) == (5.0, 1.0)
 
 
-@pytest.mark.parametrize("make", [keras.optimizers.Adam, lambda: clipped(keras.optimizers.Adam)(max_norm=1.0)])
+@pytest.mark.parametrize(
+    "make",
+    [keras.optimizers.Adam, lambda: clipped(keras.optimizers.Adam)(max_norm=1.0), lambda: SGD(max_norm=SpreadRule())],
+)
 @pytest.mark.filterwarnings("ignore:Skipping variable loading")
 def test_moments_are_not_pickled_by_keras_either(make):
     optimizer = make()

@@ -123,7 +123,7 @@ class ClippingMetrics(keras.callbacks.Callback):
             logs["grad_norm"] = float(optimizer.last_norm)
             logs["clipped_share"] = clipped_steps / max(steps, 1)
             threshold = optimizer.last_max_norm
-            if not isinstance(optimizer.max_norm, float) and not len(threshold.shape):
+            if _changes(optimizer.max_norm) and not len(threshold.shape):
                 logs["max_norm"] = float(threshold)
 
 
@@ -155,7 +155,7 @@ class _Clipping(keras.optimizers.Optimizer):
         if self.built:
             return
         super().build(variables)
-        if isinstance(self.max_norm, float):
+        if not _changes(self.max_norm):
             return
         wide = any(keras.backend.standardize_dtype(variable.dtype) == "float64" for variable in variables)
         shape = (len(variables),) if self.scope == "variable" and _rule(self.max_norm) else ()
@@ -185,7 +185,7 @@ class _Clipping(keras.optimizers.Optimizer):
     @property
     def last_max_norm(self) -> Scalar:
         """The threshold at the last update; 0 before the first update, unless it is a number."""
-        if isinstance(self.max_norm, float):
+        if not _changes(self.max_norm):
             return ops.convert_to_tensor(self.max_norm)
         return ops.copy(self._last_max_norm) if self.built else ops.zeros(())
 
@@ -205,7 +205,8 @@ class _Clipping(keras.optimizers.Optimizer):
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> "_Clipping":
         scope = () if custom_objects is None else (custom_objects,)
-        return super().from_config(config | {"max_norm": _configured(config["max_norm"], *scope)}, *scope)
+        given = {name: _configured(x, *scope) if name == "max_norm" else x for name, x in config.items()}
+        return super().from_config(given, *scope)
 
     def _backend_apply_gradients(self, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> None:
         own = self.scope == "variable" and _rule(self.max_norm) is not None
@@ -227,7 +228,7 @@ class _Clipping(keras.optimizers.Optimizer):
             raise ValueError(str(error).replace(OUTSIDE, _EAGERLY)) from None
         self._norm.assign(_largest(norms, self.nonfinite))
         self._clipped_steps.assign_add(ops.cast(ops.any(ops.greater(norms, threshold)), self._clipped_steps.dtype))
-        if not isinstance(self.max_norm, float):
+        if _changes(self.max_norm):
             self._last_max_norm.assign(threshold)
         if rule := _rule(self.max_norm):
             for kept, seen in zip(self._history, rule.observe(self._history_now(), norms), strict=True):
@@ -239,7 +240,7 @@ class _Clipping(keras.optimizers.Optimizer):
         return results
 
     def _next_max_norm(self) -> Any:
-        if isinstance(self.max_norm, float):
+        if not _changes(self.max_norm):
             return self.max_norm
         if rule := _rule(self.max_norm):
             return rule.max_norm(self._history_now())
@@ -289,7 +290,7 @@ def _checked(max_norm: Any) -> float | FollowingRule | AdaptiveThreshold | Sched
             f"max_norm is an AdaptiveThreshold that has observed {max_norm.steps} norms, but the optimizer keeps its "
             "own. Pass a new one, or its rule."
         )
-    return max_norm if rule is not None or callable(max_norm) else float(check_threshold(max_norm))
+    return max_norm if _changes(max_norm) else float(check_threshold(max_norm))
 
 
 def _rule(max_norm: Any) -> FollowingRule | None:
@@ -298,11 +299,15 @@ def _rule(max_norm: Any) -> FollowingRule | None:
     return rule if isinstance(rule, FollowingRule) else None
 
 
+def _changes(max_norm: Any) -> bool:
+    return _rule(max_norm) is not None or callable(max_norm)
+
+
 def _configuration(max_norm: Any) -> Any:
     """Return a threshold as numbers and texts, for `get_config`."""
     rule = _rule(max_norm)
     if rule is None:
-        return max_norm if isinstance(max_norm, float) else keras.saving.serialize_keras_object(max_norm)
+        return keras.saving.serialize_keras_object(max_norm) if callable(max_norm) else max_norm
     given = {field.name: getattr(rule, field.name) for field in fields(rule) if field.init}  # type: ignore[arg-type]
     skips = {"skip_above": max_norm.skip_above} if isinstance(max_norm, AdaptiveThreshold) else {}
     return {"rule": type(rule).__name__} | given | skips
