@@ -10,7 +10,7 @@ import gradclip
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "arguments.md"
 MARKS = ("<!-- table: written by scripts/arguments.py -->\n", "<!-- end of table -->")
-LIBRARIES = ("brainstate", "declearn", "jax_privacy", "keras", "lucid", "optax", "tensorflow")
+LIBRARIES = ("brainstate", "declearn", "jax_privacy", "keras", "lucid", "mlx", "optax", "tensorflow")
 MODULES = tuple(f"gradclip.integrations.{name}" for name in ("torch", *LIBRARIES))
 """Those that import in the environment of the tests, PyTorch before TensorFlow. Callbacks and Flower need others."""
 RESULTS = ("ClippedFunction", "MaxNormSearch", "NativeStatus", "PartialNorm", "SensitivityReport", "UpdateCheck")

@@ -12,6 +12,7 @@ USES = {
     "jax": "clip in JAX and optax",
     "tensorflow": "clip in TensorFlow",
     "keras": "clip in Keras 3, on any of its backends",
+    "mlx": "clip in MLX",
     "private": "add noise and compute epsilon",
     "cli": "use the command line",
     "plot": "draw what a monitor recorded",

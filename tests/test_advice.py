@@ -338,27 +338,6 @@ def test_signatures_are_those_of_the_functions():
     assert list(inspect.signature(gradclip.clipped_grad).parameters)[:3] == ["fun", "max_norm", "argnums"]
 
 
-class ArrayOfMlx:
-    __module__ = "mlx.core"
-    shape, dtype = (3,), "mlx.core.float32"
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda x: gradclip.global_norm({"w": x}),
-        lambda x: gradclip.clip_by_global_norm([x], 1.0),
-        lambda x: gradclip.per_example_clip(x, 1.0),
-        lambda x: gradclip.clip_grad_norm_({"w": x}, 1.0),
-        lambda x: gradclip.clip_grad_norm_([x], 1.0),
-        lambda x: gradclip.clipped_grad(lambda p, x: p, 1.0)(x, x),
-    ],
-)
-def test_an_array_of_mlx_is_told_that_mlx_is_not_supported(call):
-    with pytest.raises(TypeError, match="MLX is not supported"):
-        call(ArrayOfMlx())
-
-
 class Table:
     def to_numpy(self):
         return []

@@ -1,4 +1,4 @@
-"""Clip gradients in PyTorch, JAX, NumPy and TensorFlow. The result never exceeds the threshold, even by rounding.
+"""Clip gradients in PyTorch, JAX, NumPy, TensorFlow and MLX. The result never exceeds the threshold, even by rounding.
 
 What you want                                            What to call
 

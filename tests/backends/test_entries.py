@@ -86,7 +86,9 @@ class Frame:
 )
 def test_what_is_no_array_is_named_with_what_to_pass(leaf, advice):
     for call in (gradclip.global_norm, gradclip.partial_norm, lambda tree: gradclip.clip_by_value(tree, 1.0)):
-        with pytest.raises(TypeError, match=f"must be an array of NumPy, PyTorch, JAX or TensorFlow, got .*{advice}"):
+        with pytest.raises(
+            TypeError, match=f"must be an array of NumPy, PyTorch, JAX, TensorFlow or MLX, got .*{advice}"
+        ):
             call({"x": leaf})
 
 

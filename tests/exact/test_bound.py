@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gradclip
-from frameworks import ALL, by_name
+from frameworks import ALL, MORE_OF_MLX, by_name
 from rational import at_most, power_of_norm, random_leaf, random_threshold
 
 TRIALS = {
@@ -20,6 +20,10 @@ TRIALS = {
     "jax-jit": 2000,
     "jax-x64": 500,
     "jax-x64-jit": 1500,
+    "mlx": 1000,
+    "mlx-device": 1000,
+    "mlx-device32": 1000,
+    "mlx-jit": 500,
 }
 SIZES = (1, 2, 3, 7, 16, 17)
 TIGHTNESS = {"bfloat16": 0.99, "float16": 0.99}
@@ -31,7 +35,7 @@ def trial(rng, framework):
     kinds = [framework.dtypes[(first + k) % len(framework.dtypes)] for k in range(1 + first % 2)]
     sizes = [SIZES[(first + k) % len(SIZES)] if framework.jit else int(rng.choice(SIZES)) for k in range(len(kinds))]
     ord = [2, 2, 1, 3, math.inf][int(rng.integers(5))]
-    if any("complex" in kind for kind in kinds):
+    if any("complex" in kind for kind in kinds) or framework.name == "mlx-jit":  # which takes long to compile
         ord = 2
     leaves = [random_leaf(rng, kind, size) for kind, size in zip(kinds, sizes, strict=True)]
     threshold = random_threshold(rng, leaves, ord)
@@ -43,13 +47,10 @@ def trial(rng, framework):
 @cache
 def clipper(framework, ord):
     """Return our function, compiled once for all seeds where that is meant."""
-    import jax
-
-    function = lambda t, c: gradclip.clip_by_global_norm(t, c, ord=ord)
-    return jax.jit(function) if framework.jit else function
+    return framework.compiled(lambda t, c: gradclip.clip_by_global_norm(t, c, ord=ord))
 
 
-@pytest.mark.parametrize("framework", ALL, ids=by_name)
+@pytest.mark.parametrize("framework", [*ALL, *MORE_OF_MLX], ids=by_name)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_no_violation(framework, seed):
     rng = np.random.default_rng([seed, len(framework.name)])
@@ -62,7 +63,8 @@ def test_no_violation(framework, seed):
                 continue
             given = [framework.from_numpy(leaf) for leaf in leaves]
             results, norm = clips[ord](
-                given, np.float32(threshold) if "jit" in framework.name and "x64" not in framework.name else threshold
+                given,
+                framework.array(threshold) if "jit" in framework.name and "x64" not in framework.name else threshold,
             )
             results = [framework.to_numpy(result) for result in results]
             assert at_most(results, ord, threshold), (kinds, ord, threshold, leaves)
@@ -72,7 +74,7 @@ def test_no_violation(framework, seed):
             if not fits and ord == 2 and threshold > (1e-2 if "float16" in kinds else 1e-30):
                 clipped_trials += 1
                 if (
-                    framework.name == "torch-device"
+                    framework.name in ("torch-device", "mlx-device32")
                     and Fraction(threshold) ** 2 < power_of_norm(leaves, 2) * Fraction(2) ** -250
                 ):
                     continue  # the one number that elements are multiplied by is coarse, or zero, in float32
@@ -101,7 +103,7 @@ def test_the_check_finds_the_usual_formula_guilty():
 
 
 @pytest.mark.parametrize("size", [65537, 1_000_000])
-@pytest.mark.parametrize("name", ["numpy", "torch", "torch-device", "jax", "jax-jit"])
+@pytest.mark.parametrize("name", ["numpy", "torch", "torch-device", "jax", "jax-jit", "mlx", "mlx-device"])
 def test_large_arrays(name, size):
     framework = next(f for f in ALL if f.name == name)
     x = np.random.default_rng(size).normal(size=size).astype(np.float32)

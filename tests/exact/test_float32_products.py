@@ -9,7 +9,7 @@ import pytest
 import gradclip
 from frameworks import ALL, by_name
 
-HOSTS = [f for f in ALL if f.name in ("numpy", "torch", "jax")]
+HOSTS = [f for f in ALL if f.name in ("numpy", "torch", "jax", "mlx")]
 SMALLEST_NORMAL, STEP = Fraction(2) ** -126, Fraction(2) ** -149
 
 

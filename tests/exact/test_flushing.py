@@ -19,7 +19,7 @@ from subnormals import flushing
 
 SUBNORMAL = {"float16": 6e-8, "bfloat16": 1e-40, "float32": 1e-40, "float64": 1e-310, "complex64": 1e-40 + 2e-40j}
 SMALLEST_NORMAL = np.float32(2.0**-126)
-HOSTS = [f for f in ALL if f.name in ("numpy", "torch", "jax")]
+HOSTS = [f for f in ALL if f.name in ("numpy", "torch", "jax", "mlx")]
 
 
 def drawn(dtype, size, strided):

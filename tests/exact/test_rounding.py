@@ -11,7 +11,7 @@ from frameworks import ALL, by_name
 from fresh_process import run
 from rounding import DIRECTIONS, rounding
 
-HOSTS = [f for f in ALL if f.name in ("numpy", "torch", "jax")]
+HOSTS = [f for f in ALL if f.name in ("numpy", "torch", "jax", "mlx")]
 
 
 def in_place(call):

@@ -49,8 +49,8 @@ def test_not_clipped_means_not_written(framework):
         grad.flags.writeable = False
     version = getattr(grad, "_version", None)
     assert float(inplace(framework, gradclip.clip_grad_norm_, parameters, 5.0)) == 5.0
-    assert parameters[0].grad is grad or framework.name.startswith("jax")
-    if framework.name != "torch-device":
+    assert parameters[0].grad is grad or framework.name.startswith(("jax", "mlx-"))
+    if not framework.traced:
         assert values(framework, parameters) == [[3.0, 4.0]]
         assert getattr(grad, "_version", None) == version
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 import gradclip._src.backends.torch.framework as torch_backend
+from gradclip._src.core.formats import FLOAT64
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 
@@ -31,7 +32,17 @@ class Framework:
     @property
     def immutable(self) -> bool:
         """Whether nobody can write the arrays, so that others replace them."""
-        return self.name.startswith(("jax", "tensorflow"))
+        return self.name.startswith(("jax", "tensorflow", "mlx"))
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function, compiled where that is meant."""
+        if not self.jit:
+            return function
+        if not self.name.startswith("mlx"):
+            return jax.jit(function)
+        import mlx.core as mx
+
+        return mx.compile(function)
 
     def sum(self, x: Any) -> Any:
         if not self.name.startswith("tensorflow"):
@@ -46,14 +57,20 @@ class Framework:
 
     def call(self, function: Callable[..., Any], tree: Any, *args: Any) -> Any:
         with self.mode():
-            return jax.jit(function)(tree, *args) if self.jit else function(tree, *args)
+            return self.compiled(function)(tree, *args)
 
     @contextmanager
     def mode(self) -> Iterator[None]:
-        """Enter 64-bit mode, or let CPU tensors stand for those of a device, where that is meant."""
+        """Enter 64-bit mode, or let arrays of the CPU stand for those of a device, where that is meant."""
         with ExitStack() as stack:
             if self.name == "torch-device":
                 stack.enter_context(mock.patch.object(torch_backend, "in_host_memory", return_value=False))
+            if self.name.startswith("mlx-device"):
+                import gradclip._src.backends.mlx.framework as mlx_backend
+
+                stack.enter_context(mock.patch.object(mlx_backend, "on_gpu", return_value=True))
+                if "32" not in self.name:
+                    stack.enter_context(mock.patch.object(mlx_backend, "wide_of", return_value=FLOAT64))
             if self.name.startswith("jax-x64"):
                 stack.enter_context(jax.enable_x64(True))
             yield
@@ -90,6 +107,24 @@ def _tensorflow(array: np.ndarray) -> Any:
     return tf.constant(array)
 
 
+def _mlx(array: np.ndarray) -> Any:
+    import mlx.core as mx
+
+    if array.dtype == ml_dtypes.bfloat16:
+        return mx.array(array.view(np.uint16)).view(mx.bfloat16)
+    return mx.array(
+        array, dtype=getattr(mx, {"bool": "bool_", "complex128": "complex64"}.get(array.dtype.name, array.dtype.name))
+    )
+
+
+def _from_mlx(array: Any) -> np.ndarray:
+    import mlx.core as mx
+
+    if array.dtype == mx.bfloat16:
+        return np.array(array.view(mx.uint16)).view(ml_dtypes.bfloat16)
+    return np.array(array)
+
+
 NARROW = ("float16", "bfloat16", "float32", "complex64")
 ALL = (
     Framework("numpy", lambda x: x, np.asarray),
@@ -100,6 +135,12 @@ ALL = (
     Framework("jax-jit", jnp.asarray, np.asarray, NARROW, traced=True, jit=True),
     Framework("jax-x64", jnp.asarray, np.asarray, ("float64", "complex128")),
     Framework("jax-x64-jit", jnp.asarray, np.asarray, ("float64", "complex128"), traced=True, jit=True),
+    Framework("mlx", _mlx, _from_mlx, ("float64", *NARROW)),
+    Framework("mlx-device", _mlx, _from_mlx, ("float64", *NARROW), traced=True),
+)
+MORE_OF_MLX = (
+    Framework("mlx-device32", _mlx, _from_mlx, NARROW, traced=True),  # without float64, as a GPU
+    Framework("mlx-jit", _mlx, _from_mlx, ("float64", *NARROW), traced=True, jit=True),  # takes minutes to compile
 )
 WITH_FLOAT32 = tuple(framework for framework in ALL if "float32" in framework.dtypes)
 WITH_FLOAT64 = tuple(framework for framework in ALL if "float64" in framework.dtypes)

@@ -12,6 +12,10 @@ def recorded(name):
         import tensorflow as tf
 
         return lambda fun: tf.function(fun)(tf.zeros(2))
+    if name == "mlx.compile":
+        import mlx.core as mx
+
+        return lambda fun: mx.compile(fun)(mx.ones(2))
     return {
         "jax.jit": lambda fun: jax.jit(fun)(jnp.ones(2)),
         "jax.vmap": lambda fun: jax.vmap(fun)(jnp.ones((2, 2))),

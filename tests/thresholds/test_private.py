@@ -150,5 +150,5 @@ def test_settings_are_checked(settings, kind, words):
 
 
 def test_a_state_is_like_an_array():
-    with pytest.raises(TypeError, match="like must be an array of NumPy, PyTorch, JAX or TensorFlow"):
+    with pytest.raises(TypeError, match="like must be an array of NumPy, PyTorch, JAX, TensorFlow or MLX"):
         PrivateQuantile().init("cpu")

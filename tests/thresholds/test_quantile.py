@@ -120,7 +120,7 @@ def test_settings_are_checked(settings, kind, words):
 
 def test_a_history_is_like_an_array():
     with pytest.raises(
-        TypeError, match=r"like must be an array of NumPy, PyTorch, JAX or TensorFlow, got 'cpu' of type str"
+        TypeError, match=r"like must be an array of NumPy, PyTorch, JAX, TensorFlow or MLX, got 'cpu' of type str"
     ):
         QuantileRule().init("cpu")
 

@@ -15,6 +15,7 @@ _INTEGRATIONS = {
     "keras": ("keras",),
     "lightning": ("lightning", "pytorch_lightning", "pl"),
     "lucid": ("lucid",),
+    "mlx": ("mlx", "mlx_lm"),
     "opacus": ("opacus",),
     "optax": ("optax",),
     "tensorflow": ("tensorflow", "tf"),
@@ -183,18 +184,8 @@ def raise_advice(function: Callable[..., object], arguments: Sized, keywords: It
         ) from None
 
 
-OF_MLX = "MLX is not supported: pass numpy.array(x) to gradclip.clip_by_global_norm, and its results to mlx.core.array."
-
-
-def of_mlx(value: object) -> bool:
-    """Say whether a value is an array of MLX."""
-    return type(value).__module__.partition(".")[0] == "mlx"
-
-
 def how_to_convert(leaf: object) -> str:
     """Return the advice for a leaf that holds arrays but is none, for errors; empty if there is nothing to say."""
-    if of_mlx(leaf):
-        return f" {OF_MLX}"
     if isinstance(leaf, Mapping):
         return " Convert it with dict(...), which loads the arrays if it is an open file."
     if hasattr(leaf, "to_numpy"):

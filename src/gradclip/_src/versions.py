@@ -22,6 +22,7 @@ LIBRARIES = (
     "declearn",
     "tensorflow",
     "keras",
+    "mlx",
 )
 
 

@@ -6,6 +6,7 @@ from gradclip.integrations import jax_privacy as jax_privacy
 from gradclip.integrations import keras as keras
 from gradclip.integrations import lightning as lightning
 from gradclip.integrations import lucid as lucid
+from gradclip.integrations import mlx as mlx
 from gradclip.integrations import opacus as opacus
 from gradclip.integrations import optax as optax
 from gradclip.integrations import tensorflow as tensorflow

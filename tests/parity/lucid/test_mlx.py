@@ -119,7 +119,7 @@ def test_nonfinite_gradients_are_seen_everywhere(bad):
 
 def test_other_calls_say_that_they_do_not_know_mlx():
     with pytest.raises(
-        TypeError, match=r"must be an array of NumPy, PyTorch, JAX or TensorFlow, got .*parameters\[0\]\.grad"
+        TypeError, match=r"must be an array of NumPy, PyTorch, JAX, TensorFlow or MLX, got .*parameters\[0\]\.grad"
     ):
         gradclip.clip_grad_norm_([parameter([3.0])], 1.0)
 

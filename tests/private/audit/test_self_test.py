@@ -55,7 +55,7 @@ def test_ours_holds_on_every_framework_and_dtype(framework, relation):
                 sum_dtype=wide.get(dtype, "float32"),
             )
             tree = {"w": framework.array(GIVEN, dtype), "b": framework.array(GIVEN[:, 0], dtype)}
-            traced = jax.jit(function) if framework.jit else function
+            traced = framework.compiled(function)
             report = check_sensitivity(traced, tree, sensitivity=promised, trials=1)
             assert report, report
             assert report.worst.distance > 0.69 * (2 if relation == "replace_one" else 1)
@@ -81,9 +81,7 @@ def test_ours_holds_for_every_option(framework, options, max_norm):
     tree = [framework.array(GIVEN), framework.array(GIVEN[:, :1])]
     function = clipped_sum(max_norm, **options)
     with framework.mode():
-        report = check_sensitivity(
-            jax.jit(function) if framework.jit else function, tree, sensitivity=promised, trials=1
-        )
+        report = check_sensitivity(framework.compiled(function), tree, sensitivity=promised, trials=1)
     assert report, report
     assert report.worst.distance > 0.5 * max_norm
 
@@ -112,7 +110,7 @@ def test_on_a_grid_one_example_changes_no_other_and_nothing_rounds(framework, gr
     assert promised.total == grid
     function = clipped_sum(float(grid), grid=grid)
     with framework.mode(), jax.enable_x64(True):
-        function = jax.jit(function) if framework.jit else function
+        function = framework.compiled(function)
         for dtype in (d for d in framework.dtypes if "complex" not in d):
             report = check_sensitivity(function, framework.array(GIVEN, dtype), sensitivity=promised, trials=1)
             assert report, report

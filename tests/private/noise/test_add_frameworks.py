@@ -23,6 +23,10 @@ def generator_for(name):
         return torch.Generator().manual_seed(3)
     if name.startswith("jax"):
         return jax.random.key(3)
+    if name.startswith("mlx"):
+        import mlx.core as mx
+
+        return mx.random.key(3)
     if name == "tensorflow":
         import tensorflow as tf
 
@@ -90,10 +94,16 @@ def test_in_compiled_jax_code():
     assert add_noise(summed, ONE, noise_multiplier=2.0, rng=jax.random.PRNGKey(1))["b"].tolist() == eager["b"].tolist()
 
 
-RECORDERS = ["jax.jit", "jax.vmap", "torch.compile", "torch.vmap", "make_fx", "tf.function"]
+RECORDERS = ["jax.jit", "jax.vmap", "torch.compile", "torch.vmap", "make_fx", "tf.function", "mlx.compile"]
 
 
-MAKERS = {"torch.compile": "torch", "torch.vmap": "torch", "make_fx": "torch", "tf.function": "tensorflow"}
+MAKERS = {
+    "torch.compile": "torch",
+    "torch.vmap": "torch",
+    "make_fx": "torch",
+    "tf.function": "tensorflow",
+    "mlx.compile": "mlx",
+}
 
 
 @pytest.mark.parametrize("name", RECORDERS)

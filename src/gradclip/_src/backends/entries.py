@@ -86,6 +86,12 @@ def _tensorflow() -> "Framework":
     return TENSORFLOW
 
 
+def _mlx() -> "Framework":
+    from gradclip._src.backends.mlx.framework import MLX
+
+    return MLX
+
+
 def _make_kernels_known_to_jax() -> None:
     # A compiled program loaded from a file refers to the kernels by name, so XLA must know them before it runs.
     from gradclip._src.backends.jax import ffi as jax_ffi
@@ -164,4 +170,5 @@ ENTRIES = (
         recording=lambda tensorflow: tensorflow.inside_function(),
         at_import=_keep_autograph_out,
     ),
+    Entry("MLX", "mlx.core", ("array",), _mlx, per_example="mx.vmap(mx.grad(...))"),
 )

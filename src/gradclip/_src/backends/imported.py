@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-OLDEST = {"torch": (2, 6), "jax": (0, 9), "tensorflow": (2, 21), "keras": (3, 15)}
+OLDEST = {"torch": (2, 6), "jax": (0, 9), "tensorflow": (2, 21), "keras": (3, 15), "mlx": (0, 32)}
 
 
 def is_recent(name: str) -> bool:
@@ -29,9 +29,10 @@ def check_release(name: str) -> None:
     found = _version(name)
     wanted = needed_instead(name, found)
     if wanted is not None:
+        package = name.partition(".")[0]
         raise ImportError(
-            f"gradclip needs {name} {wanted} or newer, but {name} {found} is imported. Run: pip install "
-            f"'{name}>={wanted}'. Or pass NumPy arrays.",
+            f"gradclip needs {package} {wanted} or newer, but {package} {found} is imported. Run: pip install "
+            f"'{package}>={wanted}'. Or pass NumPy arrays.",
             name=name,
         )
 
@@ -59,7 +60,7 @@ def needed_for(integration: str, framework: str = "") -> Iterator[None]:
 
 def needed_instead(name: str, version: str) -> str | None:
     """Return the oldest release that gradclip works with if a library's version is older; else None."""
-    oldest = OLDEST.get(name)
+    oldest = OLDEST.get(name.partition(".")[0])  # of mlx.core, that of the package
     numbers = version.split(".")[:2]
     if oldest is None or len(numbers) < 2 or not all(number.isdecimal() for number in numbers):
         return None

@@ -246,15 +246,10 @@ class ParameterList:
         """Raise a TypeError that names the first parameter without a `.grad`."""
         for index, (parameter, grad) in enumerate(zip(self.parameters, self.gradients, strict=True)):
             if grad is None and not hasattr(parameter, "grad"):
-                from gradclip._src.advice import OF_MLX, of_mlx  # loaded only after an error
-
-                advice = (
-                    "Pass the parameters, such as model.parameters() or model.named_parameters(). For a tree of "
-                    "gradients, call gradclip.clip_by_global_norm."
-                )
                 raise TypeError(
-                    f"{self.name(index)} is of type {type(parameter).__name__}, which has no .grad. "
-                    f"{OF_MLX if of_mlx(parameter) else advice}"
+                    f"{self.name(index)} is of type {type(parameter).__name__}, which has no .grad. Pass the "
+                    "parameters, such as model.parameters() or model.named_parameters(). For a tree of gradients, call "
+                    "gradclip.clip_by_global_norm."
                 )
 
     def check_no_engine_holds(self, *, some_lack: bool) -> None:

@@ -242,19 +242,16 @@ def framework_to_differentiate(
     for entry in found:
         if not entry.has_derivatives:
             raise TypeError(
-                f"argument {first} holds {entry.name} arrays, which have no derivatives. Convert them with "
+                f"argument {first} holds {entry.name} arrays, which gradclip cannot differentiate. Convert them with "
                 f"{conversions()}. If you already have per-example gradients, call gradclip.per_example_clip."
             )
     if found or all_numbers(leaves):
         framework = differentiating(leaves)
         _check_batches_of(framework, args, batch_argnums)
         return framework
-    from gradclip._src.advice import of_mlx  # loaded only for an error
-
-    mlx = " MLX is not supported." if any(map(of_mlx, leaves)) else ""
     raise TypeError(
         f"argument {first} must hold the parameters, in arrays of {names_of_all(has_derivatives=True)}, got "
-        f"{typed(args[first])}. Pass them there, or pass argnums=.{mlx}"
+        f"{typed(args[first])}. Pass them there, or pass argnums=."
     )
 
 

@@ -1,0 +1,66 @@
+"""The operations of the array API standard for MLX arrays: MLX's own, and those that it lacks or calls otherwise."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import mlx.core as mx
+
+_BITS = {mx.float32: mx.int32, mx.float64: mx.int64}
+_FLOATS = {bits: dtype for dtype, bits in _BITS.items()}
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(mx, name)
+
+
+def asarray(value: Any, dtype: Any = None, *, copy: bool | None = None) -> mx.array:
+    """Convert a value to an array, in `dtype` if given."""
+    if not isinstance(value, mx.array):
+        return mx.array(value, dtype=dtype)
+    made = mx.stop_gradient(value) if copy else value  # another object, which assignments to the first do not reach
+    return made if dtype is None else made.astype(dtype)
+
+
+def astype(x: mx.array, dtype: Any) -> mx.array:
+    """Convert an array to a dtype, or to one given by name. Python's `int` means int64."""
+    named = getattr(mx, dtype) if isinstance(dtype, str) else dtype
+    return x.astype(mx.int64 if named is int else named)
+
+
+def clip(x: mx.array, min: Any = None, max: Any = None) -> mx.array:
+    """Clamp each element to [min, max]. NaN stays NaN."""
+    return mx.clip(x, min, max)
+
+
+def hypot(x: mx.array, y: mx.array) -> mx.array:
+    """Return sqrt(x**2 + y**2) without overflow or underflow on the way."""
+    x, y = mx.abs(x), mx.abs(y)
+    large, small = mx.maximum(x, y), mx.minimum(x, y)
+    plain = (large > 0) & (large < math.inf)
+    ratio = mx.where(plain, small, 0.0) / mx.where(plain, large, 1.0)
+    return mx.where(plain, large * mx.sqrt(1.0 + ratio * ratio), large)
+
+
+def frexp(x: mx.array) -> tuple[mx.array, mx.array]:
+    """Return the fraction in [0.5, 1) and the exponent of each normal float32 or float64 number."""
+    precision, bias = (24, 126) if x.dtype == mx.float32 else (53, 1022)
+    kept, field = bits(x), (2 * bias + 3) << (precision - 1)
+    exponent = mx.right_shift(kept & field, precision - 1) - bias
+    return from_bits((kept & ~field) | (bias << (precision - 1))), exponent
+
+
+def complex_of(real: mx.array, imag: mx.array) -> mx.array:
+    """Return complex64 numbers, the only ones of MLX, with these parts. A sum with 1j would spoil infinities."""
+    return mx.stack([real, imag], axis=-1).astype(mx.float32).view(mx.complex64).squeeze(-1)
+
+
+def bits(x: mx.array) -> mx.array:
+    """Return the bits of float32 or float64 numbers as integers."""
+    return x.view(_BITS[x.dtype])
+
+
+def from_bits(x: mx.array) -> mx.array:
+    """Return the numbers with these bits."""
+    return x.view(_FLOATS[x.dtype])
