@@ -6,6 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+import fresh_process
 import gradclip
 from frameworks import MORE_OF_MLX, by_name
 from gradclip._src.backends.mlx.lazy import Lazy
@@ -111,6 +112,23 @@ def test_a_gpu_leaves_float64_to_the_cpu(monkeypatch):
     assert framework.wide_of([mx.array([1.0], dtype=mx.float64)]) is FLOAT64
     backend = framework.MLX.backend([mx.array([1.0])], ())
     assert (backend.wide, backend.visible) == (FLOAT32, True)
+
+
+def test_the_bound_holds_where_mlx_reads_subnormal_numbers_as_zero(tmp_path):
+    # Its thread has the mode of the one that starts it.
+    code = """
+        import numpy, torch
+        torch.set_flush_denormal(True)
+        import mlx.core as mx, gradclip
+        mx.eval(mx.ones(2) * 2)
+        torch.set_flush_denormal(False)
+        x = mx.array(numpy.full(4, 1e-39, numpy.float32))
+        assert float(numpy.array(x * mx.array(1.0))[0]) == 0.0
+        (clipped,), _ = mx.vjp(lambda x: gradclip.clip_by_global_norm(x, 1.9e-39)[0], [x], [x])
+        (kept,), _ = mx.vjp(lambda x: gradclip.clip_by_global_norm(x, 1e-30)[0], [x], [x])
+        print(numpy.array(clipped).tolist(), numpy.array(kept).tolist() == numpy.array(x).tolist())
+        """
+    assert fresh_process.run(code, tmp_path) == "[0.0, 0.0, 0.0, 0.0] True"
 
 
 @pytest.mark.parametrize("name", ["max", "min"])
