@@ -97,13 +97,7 @@ def test_in_compiled_jax_code():
 RECORDERS = ["jax.jit", "jax.vmap", "torch.compile", "torch.vmap", "make_fx", "tf.function", "mlx.compile"]
 
 
-MAKERS = {
-    "torch.compile": "torch",
-    "torch.vmap": "torch",
-    "make_fx": "torch",
-    "tf.function": "tensorflow",
-    "mlx.compile": "mlx",
-}
+MAKERS = {"torch.compile": "torch", "torch.vmap": "torch", "make_fx": "torch", "tf.function": "tensorflow"}
 
 
 @pytest.mark.parametrize("name", RECORDERS)
