@@ -49,7 +49,7 @@ def add_noise(summed: Tree, sensitivity: Sensitivity, *, noise_multiplier: float
             call; from the operating system alone without the package cryptography. "urandom" for exact noise from the
             operating system's bits alone, which are slower. "opendp" for exact noise by OpenDP, by far the slowest. Or
             a generator of the arrays' framework: a `numpy.random.Generator`, a `torch.Generator`, a JAX key, a
-            `tf.random.Generator`.
+            `tf.random.Generator`, a key of MLX.
 
     With "system", "urandom" and "opendp", integers plus discrete Gaussian noise are released, and the noise has exactly
     that distribution if the bits are uniform. "system" assumes that those of AES-256 cannot be told from such. "opendp"
