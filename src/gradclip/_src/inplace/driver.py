@@ -155,7 +155,7 @@ def _clip_with_few_operations(
         return None
     mine = taken.chosen([index for group in layout.groups for index in group])
     consecutive = Groups.consecutive(layout.groups)
-    known = all(isinstance(threshold, float) for threshold in each)
+    known = all(isinstance(threshold, float) and not backend.varies(threshold) for threshold in each)
     max_norms = as_vector(each) if known else backend.stacked([backend.scalar(one, ()) for one in each])
     asked = replace(clipping, max_norm=max_norms)
     made = decide(backend, mine.arrays, asked, mine.gradients.names, layout=consecutive, holders=holders)
