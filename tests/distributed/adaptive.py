@@ -94,5 +94,30 @@ def what_a_holder_refuses_reaches_the_others():
     assert max_norm.steps == 1
 
 
+def each_layer_follows_the_norm_of_its_shards():
+    """Two layers, sharded, replicated by a group, or both; one process has no gradient of the second at all."""
+    mesh, alone = init_device_mesh("cpu", (WORLD,)), gradclip.AdaptiveThreshold(RULE)
+    shards, split = gradclip.AdaptiveThreshold(RULE), gradclip.AdaptiveThreshold(RULE)
+    for step in range(10):
+        full = [numbers(8, seed=2 * step + place, scale=100.0 if step == 7 else 1.0) for place in range(2)]
+        full[1][WORLD - 1 :: WORLD] = 0.0
+        if step == 2:
+            full[0][-1] = math.nan
+        whole, sharded = [parameter(x) for x in full], [parameter(x, mesh, [Shard(0)]) for x in full]
+        mine = [parameter(x[dist.get_rank() :: WORLD].clone()) for x in full]
+        if dist.get_rank() == WORLD - 1:
+            mine[1].grad = None
+        gradclip.clip_grad_layer_norm_(whole, alone, nonfinite="drop", process_group=[])
+        gradclip.clip_grad_layer_norm_(sharded, shards, nonfinite="drop")
+        gradclip.clip_grad_layer_norm_(mine, split, nonfinite="drop", process_group=dist.group.WORLD)
+        for one in (shards, split):
+            same_everywhere(torch.as_tensor(one.next_max_norm))
+            close(torch.as_tensor(one.next_max_norm), torch.as_tensor(alone.next_max_norm))
+            assert one.history.count.tolist() == alone.history.count.tolist()
+        for p, q in zip(whole, sharded, strict=True):
+            close(q.grad.full_tensor(), p.grad)
+    assert (alone.steps, alone.num_skipped, shards.num_clipped, split.num_clipped) == (10, 1, *[alone.num_clipped] * 2)
+
+
 if __name__ == "__main__":
     run_all(globals())

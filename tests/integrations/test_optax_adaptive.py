@@ -9,8 +9,8 @@ import optax
 import pytest
 from jax.experimental.sparse import BCOO
 
-from gradclip import QuantileRule
-from gradclip.integrations.optax import adaptive_clip_by_global_norm, skip_spikes
+from gradclip import QuantileRule, SpreadRule, SteadyRule
+from gradclip.integrations.optax import adaptive_clip_by_global_norm, adaptive_clip_by_layer_norm, skip_spikes
 
 NORMS = [5.0, 10.0, math.nan, 0.0, 500.0, 7.0, math.inf, 6.0, 0.1]
 THRESHOLDS = [math.inf, 10.0, 10.0, 10.0, 10.0, 20.0, 14.0, 14.0, 14.0]
@@ -210,3 +210,47 @@ def test_a_clipped_step_with_a_norm_beyond_float32_counts(policy, compiled):
         assert (int(state.num_clipped), int(state.num_skipped)) == counts
         if value == 3e37:
             assert float(jnp.linalg.norm(updates["last"])) == pytest.approx(float(state.max_norm), rel=1e-5)
+
+
+# A threshold for each leaf
+
+
+@pytest.mark.parametrize("rule", [RULE, SpreadRule(window=5), SteadyRule(window=6)])
+@pytest.mark.parametrize("nonfinite", ["drop", "propagate"])
+def test_each_leaf_is_clipped_to_the_bit_as_by_a_transformation_of_its_own(rule, nonfinite):
+    rng, shapes = np.random.default_rng(0), {"a": (3,), "b": [(), (2, 2)]}
+    params = jax.tree.map(jnp.zeros, shapes, is_leaf=lambda x: isinstance(x, tuple))
+    leaves, structure = jax.tree.flatten(params)
+    many, one = (
+        adaptive_clip_by_layer_norm(rule, nonfinite=nonfinite),
+        adaptive_clip_by_global_norm(rule, nonfinite=nonfinite),
+    )
+    update, alone = jax.jit(many.update), jax.jit(one.update)
+    state, states = many.init(params), [one.init(leaf) for leaf in leaves]
+    for step in range(15):
+        grads = [jnp.asarray(rng.normal(size=x.shape) * rng.exponential(), jnp.float32) for x in leaves]
+        grads[0] = grads[0] * {4: 0.0, 6: math.nan, 9: 1e3}.get(step, 1.0)
+        updates, state = update(jax.tree.unflatten(structure, grads), state)
+        for place, grad in enumerate(grads):
+            expected, states[place] = alone(grad, states[place])
+            np.testing.assert_array_equal(jax.tree.leaves(updates)[place], expected)
+            found = [state.norms[place], state.max_norms[place], state.num_clipped[place]]
+            np.testing.assert_array_equal(
+                found, [states[place].norm, states[place].max_norm, states[place].num_clipped]
+            )
+    assert int(state.num_clipped.min()) > 0
+
+
+def test_leaves_that_do_not_count_keep_their_thresholds_and_other_leaves_are_refused():
+    transform = optax.chain(adaptive_clip_by_layer_norm(where="w"), optax.sgd(1.0))
+    params = {"b": jnp.zeros(1), "n": jnp.zeros(1, int), "w": jnp.zeros(2)}
+    state = transform.init(params)
+    for size in (1.0, 10.0):
+        grads = {"b": jnp.array([size]), "n": jnp.zeros(1, int), "w": jnp.array([0.6, 0.8]) * size}
+        updates, state = transform.update(grads, state)
+    np.testing.assert_allclose(updates["b"], [-10.0])
+    np.testing.assert_allclose(updates["w"], [-0.6, -0.8], rtol=1e-6)
+    assert state[0].history.count.tolist() == [0, 0, 2]
+    assert adaptive_clip_by_layer_norm().update({}, adaptive_clip_by_layer_norm().init({}))[0] == {}
+    with pytest.raises(ValueError, match=r"the updates have 1 leaves, but the state has histories of 3. Call init"):
+        transform.update({"w": jnp.zeros(2)}, state)

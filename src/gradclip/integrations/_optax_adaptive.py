@@ -14,12 +14,13 @@ from gradclip._src.backends.jax.placement import NamedAxes, typed_as
 from gradclip._src.core.nonfinite import Nonfinite
 from gradclip._src.core.norms import Order
 from gradclip._src.functional.clip import clip_by_global_norm as clip_tree
-from gradclip._src.functional.clip import global_norm
+from gradclip._src.functional.clip import clip_by_layer_norm, global_norm
 from gradclip._src.passed.leaves import choice_of, counted
 from gradclip._src.public import public_in
 from gradclip._src.thresholds.below_usual import rule_given
 from gradclip._src.thresholds.following import FollowingRule
 from gradclip._src.thresholds.history import AnyHistory, check_between
+from gradclip._src.tree import flatten
 from gradclip._src.words import typed, with_advice
 
 
@@ -40,6 +41,23 @@ class AdaptiveClipState(NamedTuple):
     max_norm: jax.Array
     num_clipped: jax.Array
     num_skipped: jax.Array
+
+
+@public_in("integrations.optax")
+class LayerClipState(NamedTuple):
+    """The state of `adaptive_clip_by_layer_norm`. Arrays have an entry for each leaf of the updates, in their order.
+
+    Attributes:
+        history: the recent norms of each leaf, of shape (leaves, window), and their number, of shape (leaves,).
+        norms: the norms before clipping at the last step.
+        max_norms: the thresholds at the last step.
+        num_clipped: the number of steps that clipped the leaf so far.
+    """
+
+    history: AnyHistory
+    norms: jax.Array
+    max_norms: jax.Array
+    num_clipped: jax.Array
 
 
 @public_in("integrations.optax")
@@ -121,6 +139,64 @@ def adaptive_clip_by_global_norm(
 
 @public_in("integrations.optax")
 @with_advice
+def adaptive_clip_by_layer_norm(
+    rule: FollowingRule | None = None,
+    *,
+    ord: Ord = None,
+    nonfinite: Policy = "propagate",
+    axis_name: AxisName = None,
+    where: Where = None,
+) -> optax.GradientTransformation:
+    """Return a transformation that clips each leaf of the updates to a threshold that adapts to its own recent norms.
+
+    Args:
+        rule: how the threshold of a leaf follows from its norms before this step. None means `gradclip.SpreadRule()`.
+        ord: the order of the norms, as in `adaptive_clip_by_global_norm`.
+        nonfinite: what to do with NaN and infinities, as in `gradclip.clip_by_layer_norm`. They, and zeros, never
+            change a threshold.
+        axis_name: the mesh axes over which the updates are sharded, as in `gradclip.global_norm`. The state is then the
+            same on all devices.
+        where: which updates count, as in `gradclip.global_norm`. The others stay as they are, and observe nothing.
+
+    The state is a `LayerClipState`. Errors are those of `gradclip.clip_by_layer_norm`, and a ValueError for updates
+    with another number of leaves than the parameters that `init` got.
+
+    >>> transform = adaptive_clip_by_layer_norm()
+    >>> state = transform.init({"b": jnp.zeros(1), "w": jnp.zeros(2)})
+    >>> for size in (1.0, 10.0):
+    ...     updates, state = transform.update({"b": jnp.array([size]), "w": jnp.array([3.0, 4.0])}, state)
+    >>> [round(float(x), 4) for x in updates["b"]], state.norms.tolist(), state.num_clipped.tolist()
+    ([1.0], [10.0, 5.0], [1, 0])
+    """
+    rule, known = rule_given(rule, skips=False), Order.parse(setting_known("ord", ord)).p
+    chosen: dict[str, Any] = {"ord": known, "nonfinite": nonfinite, "axis_name": axis_name, "where": where}
+
+    def init(params: optax.Params) -> LayerClipState:
+        empty = _nothing_observed(rule, params, (len(flatten(params).leaves),))
+        return LayerClipState(*empty[:4])
+
+    def update(
+        updates: optax.Updates, state: LayerClipState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, LayerClipState]:
+        updates = jax.tree.map(jnp.asarray, updates)
+        flat, limits = flatten(updates), rule.max_norm(state.history)
+        if len(flat.leaves) != len(state.norms):
+            raise ValueError(
+                f"the updates have {len(flat.leaves)} leaves, but the state has histories of {len(state.norms)}. Call "
+                "init with parameters of the same structure."
+            )
+        if not flat.leaves:
+            return updates, state
+        clipped, tree = clip_by_layer_norm(updates, flat.arrange(list(limits)), **chosen)
+        norms = jnp.stack([norm.astype(state.norms.dtype) for norm in flatten(tree).leaves])
+        more = ((norms > limits) & jnp.isfinite(norms)).astype(jnp.int32)
+        return clipped, LayerClipState(rule.observe(state.history, norms), norms, limits, state.num_clipped + more)
+
+    return optax.GradientTransformation(init, update)
+
+
+@public_in("integrations.optax")
+@with_advice
 def skip_spikes(
     tx: optax.GradientTransformation,
     rule: FollowingRule | None = None,
@@ -194,12 +270,12 @@ def _zeros_where(spike: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.where(spike, 0, x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
 
 
-def _nothing_observed(rule: FollowingRule, params: optax.Params) -> AdaptiveClipState:
+def _nothing_observed(rule: FollowingRule, params: optax.Params, shape: tuple[int, ...] = ()) -> AdaptiveClipState:
     wide = any(jnp.result_type(x) in (jnp.float64, jnp.complex128) for x in jax.tree.leaves(params))
-    number = jnp.zeros((), jnp.float64 if wide else jnp.float32)
-    history = rule.init(number)
+    number = jnp.zeros(shape, jnp.float64 if wide else jnp.float32)
+    history = rule.init(number, shape)
     # Do not share buffers between fields, so that the state can be donated.
-    clipped, skipped = (jnp.zeros((), jnp.int32) for _ in range(2))
+    clipped, skipped = (jnp.zeros(shape, jnp.int32) for _ in range(2))
     return AdaptiveClipState(history, number, rule.max_norm(history), clipped, skipped)
 
 

@@ -3,8 +3,9 @@
 To switch, write `from gradclip.integrations.optax import clip_by_global_norm`. What differs from optax: the bounds hold
 exactly, norms neither overflow nor saturate, and an example with NaN or infinities contributes nothing to a sum.
 
-Two transformations are new. `adaptive_clip_by_global_norm` clips to a threshold that adapts to recent norms.
-`skip_spikes` also skips the optimizer's step when a norm is far above that threshold.
+Three transformations are new. `adaptive_clip_by_global_norm` clips to a threshold that adapts to recent norms, and
+`adaptive_clip_by_layer_norm` each leaf to one that adapts to its own. `skip_spikes` also skips the optimizer's step
+when a norm is far above that threshold.
 """
 
 import math
@@ -33,17 +34,21 @@ with needed_for("optax", "jax"):
     from gradclip._src.backends.jax.trees import recognizer
     from gradclip.integrations._optax_adaptive import (
         AdaptiveClipState,
+        LayerClipState,
         SkipSpikesState,
         adaptive_clip_by_global_norm,
+        adaptive_clip_by_layer_norm,
         setting_known,
         skip_spikes,
     )
 
 __all__ = [
     "AdaptiveClipState",
+    "LayerClipState",
     "NormState",
     "SkipSpikesState",
     "adaptive_clip_by_global_norm",
+    "adaptive_clip_by_layer_norm",
     "adaptive_grad_clip",
     "clip",
     "clip_by_block_rms",

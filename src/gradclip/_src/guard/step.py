@@ -71,7 +71,7 @@ class Skips:
         call, self._call = self._call, None
         if found_inf is not None:
             self._later("flag", found_inf, by_scaler)
-        elif call is not None and isinstance(call.max_norm, AdaptiveThreshold):
+        elif call is not None and isinstance(call.max_norm, AdaptiveThreshold) and call.max_norm._layers is None:
             counted = call.max_norm._counts["num_skipped"]
             if self._follows is not call.max_norm:  # it may have skipped steps before this guard was there
                 self._follows = call.max_norm
@@ -394,6 +394,8 @@ class StepGuard(Attached, heard.Watcher):
             return math.inf  # those of the groups together are another bound
         if getattr(self._max_norm, "scope", "global") != "global":
             return math.inf  # of all gradients together there is no bound
+        if found is not None and found._layers is not None:
+            return math.inf
         if found is None:
             return as_number(self._max_norm.max_norm if seems_a_handle(self._max_norm) else self._max_norm)
         if self._followed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Unpack, overload
+from typing import Any, NamedTuple, TypeAlias, Unpack, overload
 
 import numpy as np
 import optree
@@ -24,6 +24,7 @@ from gradclip._src.annotations import (
     Thresholds,
     Where,
 )
+from gradclip._src.backends.registry import find
 from gradclip._src.core.decision import Clipping, Each
 from gradclip._src.core.layouts import Groups, Several
 from gradclip._src.core.nonfinite import Nonfinite
@@ -37,9 +38,10 @@ from gradclip._src.inplace.groups import threshold_of_each
 from gradclip._src.inplace.watched import ClipsWatched, clip_watched
 from gradclip._src.monitor.monitor import Monitor
 from gradclip._src.passed.arguments import check_monitor, check_thresholds, in_place, is_single_threshold
-from gradclip._src.passed.leaves import choice_of, layers_of, split_by
-from gradclip._src.passed.parameters import ParameterList, as_tuple, reusable
+from gradclip._src.passed.leaves import choice_of, layers_of, names_in, split_by
+from gradclip._src.passed.parameters import ParameterList, as_tuple, have_thresholds, repeatable, reusable
 from gradclip._src.public import public
+from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip._src.tree import FlatTree, flatten
 from gradclip._src.words import typed
 
@@ -115,14 +117,21 @@ class Layerwise:
     arranged: Callable[[Sequence[Any]], Any]
 
     @classmethod
-    def of(cls, params: ParameterList, max_norm: Thresholds, backend: Backend, gradients: Gradients) -> Layerwise:
-        """Make each parameter, or each part of a tree, a layer.
+    def of(
+        cls,
+        params: ParameterList,
+        max_norm: Thresholds,
+        backend: Backend,
+        gradients: Gradients,
+        observe: Callable[[Sequence[Any]], None] | None = None,
+    ) -> Layerwise:
+        """Make each parameter, or each part of a tree, a layer; `arranged` also has `observe` see the norms.
 
         Raises ValueError if the thresholds do not fit, or if arrays of a tree, which cannot be replaced, share memory
         but are in different layers.
         """
         if gradients.tree is not None:
-            return cls._of_tree(gradients.tree, max_norm, backend, gradients)
+            return cls._of_tree(gradients.tree, max_norm, backend, gradients, observe)
         grads = gradients.params.gradients
         max_norms: Sequence[object]
         if is_single_threshold(max_norm) and not getattr(max_norm, "shape", ()):
@@ -142,20 +151,38 @@ class Layerwise:
             zero = _zero(backend, gradients.grads) if left else None
             every = [zero if id(parameter) in left else None for parameter in params.parameters]
             for number, norm in zip(filled, norms, strict=True):
-                if id(params.parameters[number]) not in left and params.gradients[number] is not None:
+                if id(params.parameters[number]) not in left:
                     every[number] = norm
+            if observe is not None:
+                observe(every)
+            for number in filled:
+                if params.gradients[number] is None and id(params.parameters[number]) not in left:
+                    every[number] = None  # only others have it
             return every
 
         own = [thresholds[number] for number in filled]
         return cls._once(owners, Groups.each_alone(len(filled)), own, arranged, None, gradients)
 
     @classmethod
-    def _of_tree(cls, flat: FlatTree, max_norm: Thresholds, backend: Backend, gradients: Gradients) -> Layerwise:
+    def _of_tree(
+        cls,
+        flat: FlatTree,
+        max_norm: Thresholds,
+        backend: Backend,
+        gradients: Gradients,
+        observe: Callable[[Sequence[Any]], None] | None,
+    ) -> Layerwise:
         single = is_single_threshold(max_norm)
         prefix, layers = layers_of(flat) if single else split_by(flat, max_norm)
         thresholds = check_thresholds([max_norm] * layers.count if single else prefix.leaves, backend)
         zero = _zero(backend, flat.leaves)
-        return cls._once(flat.leaves, layers, thresholds, prefix.arrange, zero, gradients)
+
+        def arranged(norms: Sequence[Any]) -> Any:
+            if observe is not None:
+                observe(norms)
+            return prefix.arrange(norms)
+
+        return cls._once(flat.leaves, layers, thresholds, arranged, zero, gradients)
 
     @classmethod
     def _once(
@@ -314,17 +341,72 @@ def _arranged(parameters: Parameters, norms: Sequence[Any], given: Given) -> Any
     return [None if owner.grad is None else next(found) for owner in listed]
 
 
+class _Follower(NamedTuple):
+    """An `AdaptiveThreshold` at a call: the names of the layers, and their thresholds as a vector.
+
+    `listed` are the parameters, if nothing more was said of them; `flat` is the tree, if one was passed.
+    """
+
+    adaptive: AdaptiveThreshold
+    names: tuple[str, ...]
+    limits: Any
+    settings: tuple[Order, Nonfinite]
+    listed: Sequence[Any] | None
+    flat: FlatTree | None
+
+    @classmethod
+    def of(
+        cls, adaptive: AdaptiveThreshold, parameters: Parameters, order: Order, policy: Nonfinite, *, whole: bool
+    ) -> _Follower:
+        """`whole`: no argument says that processes have parts of the parameters."""
+        params = ParameterList.of(parameters, own_thresholds=True)
+        if have_thresholds(params.groups):
+            raise ValueError(
+                "a parameter group has the key 'max_norm', a threshold of its own, but an AdaptiveThreshold sets that "
+                "of each layer. Leave the key out, or pass a number as max_norm."
+            )
+        flat = None if params.tree is None else flatten(params.tree)
+        names = _names(params, whole=whole and not params.named) if flat is None else names_in(flat)
+        return cls(adaptive, names, adaptive._for_layers(names, order), (order, policy), params.flat, flat)
+
+    def thresholds(self) -> Any:
+        """Return the thresholds in the structure of the parameters."""
+        if isinstance(self.limits, np.ndarray):
+            each = self.limits.tolist()
+        else:  # made wide together: one by one, that takes an operation for each
+            wide: Any = find([self.limits], lambda: ["max_norm"]).scalar(self.limits, ())
+            each = list(wide)
+        return each if self.flat is None else self.flat.arrange(each)
+
+    def observe(self, norms: Sequence[Any]) -> None:
+        """Observe the norms of the layers, None where no process has a gradient."""
+        self.adaptive._observe_layers(self.names, norms, self.limits, *self.settings)
+
+
+def _names(params: ParameterList, *, whole: bool) -> tuple[str, ...]:
+    """Return the name of each parameter, else its place; with its shape, which tells two apart, if it is `whole`."""
+    given = params.names or [None] * len(params.parameters)
+    names = [str(place) if name is None else name for place, name in enumerate(given)]
+    if not whole:
+        return tuple(names)
+    shapes = [tuple(getattr(one, "shape", ())) for one in params.parameters]
+    return tuple(f"{name}, of shape {shape}" for name, shape in zip(names, shapes, strict=True))
+
+
+_MaxNorms: TypeAlias = Thresholds | AdaptiveThreshold
+
+
 @overload
 def clip_grad_layer_norm_(
-    parameters: Owners[Tensor], max_norm: Thresholds, **options: Unpack[ClipsWatched]
+    parameters: Owners[Tensor], max_norm: _MaxNorms, **options: Unpack[ClipsWatched]
 ) -> list[Tensor | None]: ...
 @overload
-def clip_grad_layer_norm_(parameters: Parameters, max_norm: Thresholds, **options: Unpack[ClipsWatched]) -> Any: ...
+def clip_grad_layer_norm_(parameters: Parameters, max_norm: _MaxNorms, **options: Unpack[ClipsWatched]) -> Any: ...
 @public
 @in_place
 def clip_grad_layer_norm_(
     parameters: Parameters,
-    max_norm: Thresholds,
+    max_norm: Thresholds | AdaptiveThreshold,
     *,
     ord: Ord = 2,
     nonfinite: Policy = "propagate",
@@ -343,7 +425,8 @@ def clip_grad_layer_norm_(
         max_norm: the threshold of each gradient, >= 0: a number, or a list with one threshold per parameter. A dict
             maps patterns of names to thresholds, and groups have their own, as in `clip_grad_norm_`; each gradient has
             a norm of its own all the same. For a tree of NumPy arrays, a number, a prefix of the tree, as in
-            `gradclip.clip_by_layer_norm`, or a dict of patterns of which one has a wildcard, such as "*".
+            `gradclip.clip_by_layer_norm`, or a dict of patterns of which one has a wildcard, such as "*". A
+            `gradclip.AdaptiveThreshold` gives each gradient a threshold that follows its own norms.
         ord: which norm, as in `gradclip.global_norm`.
         nonfinite: what to do if a gradient contains NaN or infinity, as in `gradclip.clip_by_global_norm`.
         process_group: the processes that each hold a part of every gradient, as in `clip_grad_norm_`. All of them pass
@@ -375,25 +458,36 @@ def clip_grad_layer_norm_(
     (5.0, [0.6, 0.8], [0.5])
 
     """
+    follower: _Follower | None = None
+    if isinstance(max_norm, AdaptiveThreshold):
+        with telling(parameters, process_group, mesh, each=True):
+            parameters = repeatable(parameters)
+            settings, whole = (Order.parse(ord), Nonfinite.named(nonfinite)), process_group is None and mesh is None
+            follower = _Follower.of(max_norm, parameters, *settings, whole=whole)
+    limits: Thresholds = max_norm if follower is None else follower.thresholds()  # type: ignore[assignment]
     if process_group is None and mesh is None and monitor is None and where is None and integers == "keep":
         parameters = reusable(parameters)
-        norms = clip_at_once(parameters, (ord, nonfinite), _layers, partial(numbers, parameters, max_norm))
+        listed = parameters if follower is None or follower.listed is None else follower.listed
+        norms = clip_at_once(listed, (ord, nonfinite), _layers, partial(numbers, listed, limits))
         if norms is not None:
+            if follower is not None:
+                follower.observe(norms if follower.flat is None else flatten(norms).leaves)
             return norms
     call = Call.of("clip_grad_layer_norm_", parameters, process_group, mesh, where, integers)
     with call.processes.preparing():
         check_monitor(monitor)
         clipping = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
-        max_norm = call.spelled_out(max_norm)
-        scalars = [max_norm] if is_single_threshold(max_norm) else flatten(max_norm).leaves
+        limits = call.spelled_out(limits)
+        scalars = [limits] if is_single_threshold(limits) else flatten(limits).leaves
         call.ask(clipping, max_norm=scalars)
         taken = call.taken(*scalars)
-        layers = Layerwise.of(call.params, max_norm, taken.backend, taken.gradients)
+        observe = None if follower is None else follower.observe
+        layers = Layerwise.of(call.params, limits, taken.backend, taken.gradients, observe)
     with taken.backend.precision():
         asked = layers.groups, Each(layers.thresholds), clipping, call.processes.holders(taken.backend)
         if monitor is None:
             return layers.arranged(clip_parts(taken, *asked))
-        return layers.arranged(clip_watched(taken, *asked, (monitor, call.processes is ONE_PROCESS)))
+        return clip_watched(taken, *asked, (monitor, call.processes is ONE_PROCESS), layers.arranged)
 
 
 def _layers(leaves: Sequence[Any]) -> Groups:

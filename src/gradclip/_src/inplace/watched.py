@@ -41,8 +41,9 @@ def clip_watched(
     clipping: Clipping,
     holders: Holders,
     watching: tuple[Monitor, bool],
-) -> list[Any]:
-    """Clip as `clip_parts` does; then have the monitor record the call. Return the norms.
+    arranged: Callable[[list[Any]], Any] = list,
+) -> Any:
+    """Clip as `clip_parts` does; then have the monitor record the call. Return the norms, `arranged` before that.
 
     `watching` are the monitor, and whether no other processes are named: only then are the norms of layers recorded.
     """
@@ -57,10 +58,11 @@ def clip_watched(
             each.measure(backend, arrays, clipping.order, gradients.names_of_layers)
         monitor._missed(each)
         raise
+    result = arranged(norms)
     if norms:
         found = _of_parts(thresholds, backend, layout, clipping.order)
         record_norms(monitor, each, backend, norms, found, lambda: _names(taken, layout), clipping)
-    return norms
+    return result
 
 
 def record_norms(

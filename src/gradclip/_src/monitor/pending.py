@@ -79,6 +79,10 @@ class Pending(NamedTuple):
         if callable(inside := getattr(max_norm, "__jax_array__", None)):
             max_norm = inside()
         threshold = max_norm
+        if getattr(max_norm, "_layers", None) is not None:
+            raise TypeError(
+                "this AdaptiveThreshold has a norm for each layer, not one for the step. Pass monitor= where you clip."
+            )
         if not known(max_norm) and hasattr(max_norm, "max_norm"):
             threshold, skip_above = max_norm.max_norm, getattr(max_norm, "skip_above", skip_above)
             if callable(inside := getattr(threshold, "__jax_array__", None)):

@@ -67,7 +67,7 @@ class Asked(NamedTuple):
         """Raise a ValueError for what a scope other than "global" cannot follow."""
         if self.scope == "global":
             return
-        check_one_number(self.scope, max_norm)
+        check_scoped(self.scope, max_norm)
         check_no_thresholds(self.scope, groups)
         if self.scope == "value" and Order.parse(self.ord).p != 2:
             raise ValueError(f"scope='value' measures no norm, so ord={self.ord!r} has no effect. Leave ord out.")
@@ -102,8 +102,10 @@ def check_no_thresholds(scope: Scope, groups: Sequence[Mapping[str, Any]]) -> No
         )
 
 
-def check_one_number(scope: Scope, max_norm: object) -> None:
-    """Raise a ValueError if a threshold follows one norm, or comes by patterns of names."""
-    if isinstance(max_norm, AdaptiveThreshold | Mapping):
-        what = "patterns of names" if isinstance(max_norm, Mapping) else "an AdaptiveThreshold, which follows one norm"
+def check_scoped(scope: Scope, max_norm: object) -> None:
+    """Raise a ValueError for thresholds by patterns of names, or that follow norms which a scope does not measure."""
+    if isinstance(max_norm, AdaptiveThreshold) and scope == "layer":
+        max_norm._check_takes_layers()
+    elif isinstance(max_norm, AdaptiveThreshold | Mapping):
+        what = "patterns of names" if isinstance(max_norm, Mapping) else "an AdaptiveThreshold"
         raise ValueError(f"scope={scope!r} takes one number as max_norm, got {what}. Pass a number, or scope='global'.")

@@ -88,7 +88,8 @@ class Watcher:
 
 def threshold_of(call: ClipCall) -> float:
     """Return the threshold of a call; NaN if it is not one number."""
-    max_norm: Any = call.max_norm.max_norm if isinstance(call.max_norm, AdaptiveThreshold) else call.max_norm
+    one = isinstance(call.max_norm, AdaptiveThreshold) and call.max_norm._layers is None
+    max_norm: Any = call.max_norm.max_norm if one else call.max_norm
     try:
         return float(max_norm)
     except (TypeError, ValueError, RuntimeError):  # the last for a tensor without values

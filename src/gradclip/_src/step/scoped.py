@@ -15,7 +15,7 @@ from gradclip._src.inplace.norm import clip_grad_norm_, clip_grad_value_, grad_n
 from gradclip._src.inplace.units import adaptive_grad_clip_, clip_grad_unit_norm_
 from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.passed.leaves import EVERY
-from gradclip._src.step.asked import check_no_thresholds, check_one_number
+from gradclip._src.step.asked import check_no_thresholds, check_scoped
 from gradclip._src.step.at_step import ClippingBeforeStep, all_of, listed_if_plain
 from gradclip._src.step.handle import combined
 from gradclip._src.thresholds.holder import AdaptiveThreshold
@@ -24,9 +24,9 @@ from gradclip._src.thresholds.holder import AdaptiveThreshold
 class ScopedClipping(ClippingBeforeStep):
     """Clipping of each layer, unit or element, right before the steps of one optimizer, until `remove()`."""
 
-    def _checked(self, max_norm: Threshold | AdaptiveThreshold | NamedThresholds) -> float:
-        check_one_number(self._request.scope, max_norm)
-        return float(check_threshold(max_norm))
+    def _checked(self, max_norm: Threshold | AdaptiveThreshold | NamedThresholds) -> float | AdaptiveThreshold:
+        check_scoped(self._request.scope, max_norm)
+        return max_norm if isinstance(max_norm, AdaptiveThreshold) else float(check_threshold(max_norm))
 
     def numbers(self) -> dict[str, torch.Tensor]:
         """Return the norm of all gradients before clipping as "grad_norm"; empty where it is not known."""
@@ -40,9 +40,12 @@ class ScopedClipping(ClippingBeforeStep):
                 parameter.grad = None
         else:
             self.norm = self._clip_parts(optimizer, groups, threshold)
-        self.threshold, self.steps = threshold, self.steps + 1
+        self.threshold = threshold.max_norm if isinstance(threshold, AdaptiveThreshold) else threshold
+        self.steps += 1
 
-    def _clip_parts(self, optimizer: Optimizer, groups: list[dict[str, Any]], threshold: float) -> torch.Tensor | None:
+    def _clip_parts(
+        self, optimizer: Optimizer, groups: list[dict[str, Any]], threshold: float | AdaptiveThreshold
+    ) -> torch.Tensor | None:
         """Clip each part by its own norm; return the norm of all, as far as it is known."""
         request = self._request
         if request.scope in ("value", "agc"):
@@ -50,19 +53,20 @@ class ScopedClipping(ClippingBeforeStep):
         policy = request.nonfinite
         if policy.raises and "found_inf" in vars(optimizer):  # what is not finite skips the step
             policy = PROPAGATE
-        plain = not policy.raises and self._monitor is None and request.choice is EVERY
-        given = listed_if_plain(groups) if plain else groups
+        named = policy.raises or self._monitor is not None or isinstance(threshold, AdaptiveThreshold)
+        given: Any = groups if named or request.choice is not EVERY else listed_if_plain(groups)
+        max_norm: Any = threshold
         if request.scope == "value":
-            clip_grad_value_(given, threshold, where=request.where, integers=request.integers)
+            clip_grad_value_(given, max_norm, where=request.where, integers=request.integers)
             return None
         settings: dict[str, Any] = {"ord": request.order.p, "nonfinite": policy.of_call, **request.arguments}
         settings["monitor"] = self._monitor
         if request.scope == "agc":
-            norms = adaptive_grad_clip_(given, threshold, request.eps, unit_axis=request.unit_axis, **settings)
+            norms = adaptive_grad_clip_(given, max_norm, request.eps, unit_axis=request.unit_axis, **settings)
         elif request.scope == "unit":
-            norms = clip_grad_unit_norm_(given, threshold, unit_axis=request.unit_axis, **settings)
+            norms = clip_grad_unit_norm_(given, max_norm, unit_axis=request.unit_axis, **settings)
         else:
-            norms = clip_grad_layer_norm_(given, threshold, **settings)
+            norms = clip_grad_layer_norm_(given, max_norm, **settings)
         return self._norm_of_all(groups, norms)
 
     def _skips_all(self, groups: list[dict[str, Any]]) -> bool:
@@ -78,8 +82,15 @@ class ScopedClipping(ClippingBeforeStep):
         self.norm = None if self._request.scope == "value" else largest
         return True
 
-    def _record_skipped(self, groups: list[dict[str, Any]], threshold: float) -> None:
-        """Have the monitor record a skipped step. Other processes may have no monitor, so it must not ask them."""
+    def _record_skipped(self, groups: list[dict[str, Any]], threshold: float | AdaptiveThreshold) -> None:
+        """Have the monitor record a skipped step. Other processes may have no monitor, so it must not ask them.
+
+        They all have an `AdaptiveThreshold`, which observes the layers that are finite.
+        """
+        if isinstance(threshold, AdaptiveThreshold):
+            settings = {"monitor": self._monitor, "ord": self._request.order.p, **self._request.arguments}
+            clip_grad_layer_norm_(groups, threshold, nonfinite="drop", **settings)
+            return
         if self._monitor is None:
             return
         if self._alone:  # with the names of what is not finite

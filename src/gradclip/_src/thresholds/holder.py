@@ -1,10 +1,10 @@
-"""`AdaptiveThreshold`: an adaptive threshold for loops that clip in place. It holds a rule and its history."""
+"""`AdaptiveThreshold`: adaptive thresholds for loops that clip in place. It holds a rule and its history."""
 
 from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -19,15 +19,20 @@ from gradclip._src.core.rules import Seen
 from gradclip._src.public import public
 from gradclip._src.thresholds.below_usual import SteadyRule, rule_given
 from gradclip._src.thresholds.following import FollowingRule
-from gradclip._src.thresholds.history import AnyHistory, SteadyHistory, check_between
+from gradclip._src.thresholds.history import AnyHistory, check_between, of_one_norm
 from gradclip._src.words import shown, typed, with_advice
 
 _KEYS = ("ord", "dtype", "norms", "steps", "num_clipped", "num_skipped", "norm", "max_norm")
+_MORE = ("held", "layers")
+"""Keys that only some states have."""
 
 
 @public
 class AdaptiveThreshold:
     """A threshold that follows the norms. Pass it as `max_norm` of `gradclip.clip_grad_norm_` at every step.
+
+    Passed to `gradclip.clip_grad_layer_norm_`, or to `gradclip.clip_at_step` with `scope="layer"`, each layer has a
+    threshold of its own: rule(norms of that layer before this step), with one rule for all.
 
     Each call clips to a threshold computed from the earlier steps, then observes its own norm before clipping. A call
     that raises observes nothing, unless it has clipped: the callback of a monitor may raise after that.
@@ -48,12 +53,18 @@ class AdaptiveThreshold:
         norm: the norm before clipping at the last step, as the call returned it; None before the first step.
         max_norm: the threshold of the last step, a number, or on an accelerator a scalar array; None before the first.
 
+    Layers are known by their names, else by their places and shapes. Other layers, or another order, are an error. A
+    layer that has no gradient at a step, or a norm that is 0 or not finite, keeps its threshold. `norm`, `max_norm` and
+    `next_max_norm` are then vectors, with 0 as the norm of a layer without a gradient. A step counts as clipped or
+    skipped if a layer was. If a gradient is float64, all thresholds are.
+
     If several processes hold parts of the gradients, make one `AdaptiveThreshold` in each. They see equal norms, so
     their thresholds are equal to the last bit. On an accelerator, nothing waits for the device until you read a value.
 
     Raises:
         TypeError: a `rule` of a different type, or a `skip_above` that is not a number.
-        ValueError: `skip_above` is below 1 or NaN, or it comes with a rule that may be below the usual norm.
+        ValueError: `skip_above` is below 1 or NaN, or it comes with a rule that may be below the usual norm, or with
+            layers.
 
     >>> import gradclip
     >>> import numpy as np
@@ -66,6 +77,12 @@ class AdaptiveThreshold:
     (50.0, [3.0, 4.0])
     >>> max_norm.num_clipped, max_norm.num_skipped
     (1, 0)
+    >>> max_norm = AdaptiveThreshold()
+    >>> for size in (1.0, 10.0):
+    ...     update = {"w": np.array([3.0, 4.0]), "b": np.array([size])}
+    ...     norms = gradclip.clip_grad_layer_norm_(update, max_norm)
+    >>> update["w"].tolist(), update["b"].round(6).tolist()  # w has its usual norm, and b has not
+    ([3.0, 4.0], [1.0])
 
     """
 
@@ -76,7 +93,9 @@ class AdaptiveThreshold:
         "    clipped, norm = gradclip.clip_by_global_norm(tree, rule.max_norm(history))\n"
         "    history = rule.observe(history, norm)"
     )
-    _instead_of_threshold = f"Pass it to gradclip.clip_grad_norm_ or gradclip.clip_at_step. {_elsewhere}"
+    _instead_of_threshold = (
+        f"Pass it to gradclip.clip_grad_norm_, clip_grad_layer_norm_ or gradclip.clip_at_step. {_elsewhere}"
+    )
 
     @with_advice
     def __init__(self, rule: FollowingRule | None = None, *, skip_above: float = math.inf) -> None:
@@ -86,6 +105,7 @@ class AdaptiveThreshold:
         self.max_norm: Scalar | None = None
         self._history = self.rule.init()
         self._order: Order | None = None
+        self._layers: tuple[str, ...] | None = None
         self._counts: dict[str, Any] = {"steps": 0, "num_clipped": 0, "num_skipped": 0}
 
     def __repr__(self) -> str:
@@ -94,9 +114,9 @@ class AdaptiveThreshold:
 
     @property
     def next_max_norm(self) -> Scalar:
-        """The threshold of the next step: a number, or on an accelerator a scalar array."""
+        """The threshold of the next step: a number, or on an accelerator a scalar array; of layers a vector."""
         threshold = self.rule.max_norm(self._history)
-        return float(threshold) if isinstance(self._history.norms, np.ndarray) else threshold
+        return float(threshold) if of_one_norm(self._history.norms) else threshold
 
     @property
     def history(self) -> AnyHistory:
@@ -171,8 +191,10 @@ class AdaptiveThreshold:
         self._check_order(order)
         return self.next_max_norm
 
-    def _check_order(self, order: Order) -> None:
-        """Raise ValueError if earlier steps had norms of a different order."""
+    def _check_order(self, order: Order, layers: tuple[str, ...] | None = None) -> None:
+        """Raise ValueError if earlier steps had norms of a different order, or of other layers; None: one norm."""
+        if self._order is not None and self._layers != layers:
+            raise ValueError(_other_layers(self._layers, layers))
         if self._order not in (None, order):
             raise ValueError(
                 f"this AdaptiveThreshold has observed norms of ord={self._order.p}, got ord={order.p}. Make one for "
@@ -198,6 +220,43 @@ class AdaptiveThreshold:
         self._counts = {name: count + more[name] for name, count in self._counts.items()}
         self._order, self._history, self.norm = order, history, norm
         self.max_norm = threshold.item() if isinstance(threshold, np.ndarray | np.generic) else threshold
+
+    def _for_layers(self, layers: tuple[str, ...], order: Order) -> Any:
+        """Return the threshold of each layer for the next step, as a vector. Raises like `_check_order`."""
+        self._check_takes_layers()
+        self._check_order(order, layers)
+        return self.rule.max_norm(self._history_of(layers))
+
+    def _check_takes_layers(self) -> None:
+        if self.skip_above < math.inf:
+            raise ValueError(
+                "skip_above skips a step by the norm of all gradients, but here each layer has its own. Leave it out: "
+                "the layer that has a spike is clipped. Or clip by the global norm."
+            )
+
+    def _history_of(self, layers: tuple[str, ...]) -> AnyHistory:
+        return self.rule.init(shape=(len(layers),)) if self._layers is None else self._history
+
+    def _observe_layers(
+        self, layers: tuple[str, ...], norms: Sequence[Any], limits: Any, order: Order, nonfinite: Nonfinite
+    ) -> None:
+        """Record a step that has succeeded: the norms of layers, None for one without a gradient, and thresholds."""
+        each = _vector(norms)
+        waits = not isinstance(each, np.ndarray)
+        if waits:
+            _check_untraced(each)
+        framework: Any = framework_of(each)
+        xp, history = framework.namespace, self._history_of(layers)
+        wide = "float64" in {dtype_name(history.norms), *(dtype_name(one) for one in norms if one is not None)}
+        like = each if waits else np.zeros((), np.float64 if wide else np.float32)
+        history = self.rule.observe(_as_of(history, like, wide), each)
+        known = entry_of(limits) is entry_of(each)
+        limits = framework.beside(limits, each) if known else framework.like(each, dtype_name(limits), _host(limits))
+        finite = xp.isfinite(each)
+        skipped = xp.any(~finite) if nonfinite.blanks else False
+        more = {"steps": 1, "num_clipped": xp.any(finite & (each > limits)), "num_skipped": skipped}
+        self._counts = {name: count + more[name] for name, count in self._counts.items()}
+        self._order, self._layers, self._history, self.norm, self.max_norm = order, layers, history, each, limits
 
     def _shown(self, norm: Scalar, threshold: Scalar, beyond: Seen | None = None) -> Seen:
         """Say what a norm shows; `beyond` is what a norm shows that its dtype may not hold."""
@@ -226,7 +285,7 @@ class AdaptiveThreshold:
         return vars(self) | {"_order": self._order and self._order.p}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        vars(self).update(state)
+        vars(self).update({"_layers": None, **state})
         self._order = None if state["_order"] is None else Order(state["_order"])
 
     @with_advice
@@ -235,15 +294,18 @@ class AdaptiveThreshold:
 
         `torch.load(..., weights_only=True)` can load it. On an accelerator, this call waits for the device.
         """
-        norms = np.asarray(_host(self._history.norms))
+        kept = {name: np.asarray(_host(array)) for name, array in self._history._asdict().items()}
+        rows = zip(np.atleast_2d(kept["norms"]), np.atleast_1d(kept["count"]), strict=True)
+        norms, layers = [row[: int(count)].tolist() for row, count in rows], self._layers
         return {
             "ord": self._order and self._order.p,
-            "dtype": norms.dtype.name,
-            "norms": norms[: int(self._history.count)].tolist(),
+            "dtype": kept["norms"].dtype.name,
+            "norms": norms[0] if layers is None else norms,
             **{name: int(count) for name, count in self._counts.items()},
-            "norm": None if self.norm is None else float(self.norm),
-            "max_norm": None if self.max_norm is None else float(self.max_norm),
-            **({"held": float(self._history.held)} if isinstance(self._history, SteadyHistory) else {}),
+            "norm": None if self.norm is None else _plain(self.norm),
+            "max_norm": None if self.max_norm is None else _plain(self.max_norm),
+            **({"held": kept["held"].tolist()} if "held" in kept else {}),
+            **({} if layers is None else {"layers": list(layers)}),
         }
 
     @with_advice
@@ -251,9 +313,9 @@ class AdaptiveThreshold:
         """Continue from a state. The thresholds equal those of an uninterrupted run, to the last bit.
 
         If the state has a longer window, its newest norms are kept. Raises ValueError if the state's norms have a
-        different order than those observed here, or if it is not a state of an `AdaptiveThreshold`.
+        different order or other layers than those observed here, or if it is not a state of an `AdaptiveThreshold`.
         """
-        if {*state, "held"} != {*_KEYS, "held"}:
+        if {*state, *_MORE} != {*_KEYS, *_MORE}:
             raise ValueError(
                 f"an AdaptiveThreshold's state has {', '.join(_KEYS)}; got {', '.join(map(str, state)) or 'nothing'}. "
                 "Pass the result of its state_dict()."
@@ -265,28 +327,63 @@ class AdaptiveThreshold:
                 f"the state holds norms of ord={state['ord']}, but this AdaptiveThreshold has observed norms of "
                 f"ord={self._order.p}. Load it into a new one, and clip with that ord."  # type: ignore[union-attr]
             )
-        history = self.rule.init(np.zeros((), state["dtype"]))
-        for norm in reversed(state["norms"][: self.rule.window]):
+        saved = None if state.get("layers") is None else tuple(state["layers"])
+        layers = self._layers if order is None else saved
+        if self._order is not None and layers != self._layers:
+            raise ValueError(_other_layers(self._layers, layers))
+        dtype = np.dtype(state["dtype"]).type
+        history = self.rule.init(np.zeros((), dtype), () if layers is None else (len(layers),))
+        for norm in reversed(state["norms"][: self.rule.window]) if layers is None else self._columns(state["norms"]):
             history = self.rule.observe(history, norm)
         if isinstance(self.rule, SteadyRule) and "held" in state:
-            history = self.rule._holding(history, float(state["held"]))
+            history = self.rule._holding(history, np.asarray(state["held"], dtype)[()])
         counts = {name: int(state[name]) for name in self._counts}
         self._order, self._history, self._counts = order or self._order, history, counts
-        self.norm, self.max_norm = state["norm"], state["max_norm"]
+        self._layers = layers
+        self.norm, self.max_norm = (
+            np.array(x) if isinstance(x, list) else x for x in (state["norm"], state["max_norm"])
+        )
+
+    def _columns(self, rows: Sequence[Sequence[float]]) -> np.ndarray:
+        """Return the norms of layers, newest first, as a vector for each step, oldest first; 0 where there is none."""
+        kept = [list(row[: self.rule.window]) for row in rows]
+        longest = max(map(len, kept), default=0)
+        return np.array([[0.0] * (longest - len(row)) + row[::-1] for row in kept]).reshape(len(kept), longest).T
+
+
+def _other_layers(known: tuple[str, ...] | None, given: tuple[str, ...] | None) -> str:
+    """Say that layers are not those whose norms were observed, and what to do."""
+    said = ["one norm" if one is None else f"the norms of {len(one)} layers" for one in (known, given)]
+    if known is not None and given is not None:
+        if len(known) == len(given):
+            place = next(at for at, (old, new) in enumerate(zip(known, given, strict=True)) if old != new)
+            said = [f"{one!r} as layer {place}" for one in (known[place], given[place])]
+        advice = "Pass the same parameters in the same order, or make a new one, whose history begins anew."
+    else:
+        advice = "Make one for all gradients together, and one for layers."
+    return f"this AdaptiveThreshold has observed {said[0]}, got {said[1]}. {advice}"
 
 
 def _check_numbers(state: Mapping[str, Any]) -> None:
     """Raise a ValueError for numbers that no history has: the thresholds computed from them would be none."""
     try:
-        wrong = [norm for norm in state["norms"] if not 0 < float(norm) < math.inf]
-        wrong += [held for held in (state.get("held", 0.0),) if not 0 <= float(held) < math.inf]
+        layers = state.get("layers")
+        each = {
+            name: [state.get(name, 0.0)] if layers is None else list(state[name])
+            for name in ("norms", "held")
+            if name == "norms" or name in state
+        }
+        wrong = [norm for norms in each["norms"] for norm in norms if not 0 < float(norm) < math.inf]
+        wrong += [held for held in each.get("held", ()) if not 0 <= float(held) < math.inf]
         wrong += [name for name in (state["dtype"],) if name not in ("float32", "float64")]
         wrong += [ord for ord in (state["ord"],) if ord is not None and not (float(ord) > 0 or ord == -math.inf)]
         counts = [state[name] for name in ("steps", "num_clipped", "num_skipped")]
         wrong += [count for count in counts if not count >= 0 or int(count) != count]
-        last = [state[name] for name in ("norm", "max_norm")]
+        last = [one for name in ("norm", "max_norm") for one in ([state[name]] if layers is None else state[name])]
         wrong += [one for one in last if one is not None and (isinstance(one, str) or float(one) < 0)]
-        wrong += [norms for norms in (state["norms"],) if isinstance(norms, str | Mapping | Set)]
+        wrong += [norms for norms in each["norms"] if isinstance(norms, str | Mapping | Set)]
+        wrong += [] if layers is None else [one for one in layers if not isinstance(one, str)]
+        wrong += [] if layers is None or {*map(len, each.values())} == {len(layers)} else [layers]
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"the state is damaged: {error}. Pass the result of its state_dict().") from error
     if wrong:
@@ -339,6 +436,21 @@ def _as_of(history: AnyHistory, like: Scalar, wide: bool) -> AnyHistory:
 def _astype(array: Scalar, name: str) -> Any:
     xp = framework_of(array).namespace  # type: ignore[union-attr]
     return xp.astype(array, getattr(xp, name))
+
+
+def _vector(norms: Sequence[Any]) -> Any:
+    """Return the norms of layers as a vector, in host memory in float64; 0 for a layer without a gradient."""
+    some = [norm for norm in norms if norm is not None]
+    if not some or not _on_device(some[0]):
+        return np.array([0.0 if norm is None else float(norm) for norm in norms])
+    framework: Any = framework_of(some[0])
+    zero = framework.namespace.zeros_like(some[0])
+    return framework.namespace.stack([zero if one is None else framework.beside(one, some[0]) for one in norms])
+
+
+def _plain(norm: Scalar) -> Any:
+    """Return a norm as a number, or those of layers as a list."""
+    return np.asarray(_host(norm), np.float64).tolist() if getattr(norm, "shape", ()) else float(norm)
 
 
 def _host(array: object) -> np.ndarray:

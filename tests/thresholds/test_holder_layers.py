@@ -1,0 +1,290 @@
+"""A threshold for each layer: the same, to the bit, as a holder for each of them, in loops, saved, and on devices."""
+
+import io
+import math
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import gradclip
+import gradclip._src.backends.torch.framework as torch_backend
+from gradclip import AdaptiveThreshold, QuantileRule, SpreadRule, SteadyRule
+
+RULES = {
+    "spread": SpreadRule(window=7),
+    "steady": SteadyRule(window=6),
+    "quantile": QuantileRule(1.1, 0.3, window=5, initial=3.0),
+}
+EACH_RULE = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+
+
+def steps(count=30):
+    """Return the gradients of four layers at each step: NaN in one, zeros of one, and one that comes late."""
+    rng = np.random.default_rng(0)
+    for step in range(count):
+        grads = [rng.normal(size=3).astype(np.float32) * np.float32(rng.exponential()) for _ in range(4)]
+        if step == 5:
+            grads[1][0] = math.nan
+        if step == 7:
+            grads[2] *= 0
+        if step in (0, 1, 9):
+            grads[3] = None
+        yield grads
+
+
+def give(parameters, grads):
+    for parameter, grad in zip(parameters, grads, strict=True):
+        parameter.grad = None if grad is None else torch.from_numpy(grad.copy())
+
+
+def parameters(count=4):
+    return [torch.nn.Parameter(torch.zeros(3)) for _ in range(count)]
+
+
+def bits(array):
+    return np.asarray(array, np.float32).tobytes()
+
+
+def alone(rule, place, grads, policy="drop"):
+    """Clip one layer at all steps by a holder of its own; return the holder and what is left at each step."""
+    holder, left = AdaptiveThreshold(rule), []
+    for every in grads:
+        if every[place] is not None:
+            (one,) = parameters(1)
+            give([one], [every[place]])
+            gradclip.clip_grad_norm_([one], holder, nonfinite=policy)
+            left.append(bits(one.grad))
+    return holder, left
+
+
+@EACH_RULE
+@pytest.mark.parametrize("monitored", [False, True])
+def test_each_layer_is_clipped_as_by_a_holder_of_its_own(rule, monitored):
+    layers, many, left = parameters(), AdaptiveThreshold(rule), [[] for _ in range(4)]
+    monitor = gradclip.Monitor() if monitored else None
+    for grads in steps():
+        give(layers, grads)
+        gradclip.clip_grad_layer_norm_(layers, many, nonfinite="drop", monitor=monitor)
+        for place, layer in enumerate(layers):
+            left[place] += [] if layer.grad is None else [bits(layer.grad)]
+    for place in range(4):
+        holder, expected = alone(rule, place, steps())
+        assert left[place] == expected
+        assert bits(many.next_max_norm[place]) == bits(holder.next_max_norm)
+        assert bits(many.max_norm[place]) == bits(holder.max_norm)
+        assert bits(many.norm[place]) == bits(float(holder.norm))
+    assert (many.steps, many.num_skipped) == (30, 1)
+    assert 15 < many.num_clipped < 31
+    assert monitor is None or (monitor.last.step, monitor.last.clipped) == (30, True)
+
+
+@EACH_RULE
+def test_so_is_a_tree_of_arrays(rule):
+    many = AdaptiveThreshold(rule)
+    for first, second, *_ in steps():
+        tree = {"b": {"x": second}, "a": first, "count": np.array([3])}
+        gradclip.clip_grad_layer_norm_(tree, many, nonfinite="drop")
+    assert many._layers == ("a", "b.x", "count")
+    for place, name in enumerate((0, 1)):
+        assert bits(many.next_max_norm[place]) == bits(alone(rule, name, steps())[0].next_max_norm)
+    assert (many.norm[2], many.history.count[2]) == (0.0, 0)
+
+
+def test_wide_layers_and_layers_that_do_not_count():
+    many = AdaptiveThreshold(QuantileRule(window=3))
+    model = {"a": torch.nn.Parameter(torch.zeros(2, dtype=torch.float64)), "b": torch.nn.Parameter(torch.zeros(2))}
+    for _ in range(2):
+        model["a"].grad, model["b"].grad = torch.tensor([3e100, 4e100], dtype=torch.float64), torch.ones(2)
+        gradclip.clip_grad_layer_norm_(model, many, where="a")
+    assert many.history.norms.dtype == np.float64
+    np.testing.assert_allclose(many.next_max_norm, [1e101, math.inf])
+
+
+# Errors
+
+
+def clipped_once(count=2, **settings):
+    many, layers = AdaptiveThreshold(**settings), parameters(count)
+    give(layers, [np.ones(3, np.float32)] * count)
+    gradclip.clip_grad_layer_norm_(layers, many)
+    return many, layers
+
+
+@pytest.mark.after_error
+def test_other_layers_are_refused_and_not_observed():
+    many, layers = clipped_once()
+    with pytest.raises(
+        ValueError, match=r"has observed the norms of 2 layers, got the norms of 1 layers. Pass the same"
+    ):
+        gradclip.clip_grad_layer_norm_(layers[:1], many)
+    with pytest.raises(
+        ValueError, match=r"has observed '0, of shape .3,.' as layer 0, got 'w, of shape .3,.' as layer 0"
+    ):
+        gradclip.clip_grad_layer_norm_({"w": layers[0], "b": layers[1]}, many)
+    with pytest.raises(ValueError, match=r"the norms of 2 layers, got one norm. Make one for all gradients together"):
+        gradclip.clip_grad_norm_(layers, many)
+    one = AdaptiveThreshold()
+    gradclip.clip_grad_norm_(layers, one)
+    with pytest.raises(ValueError, match=r"has observed one norm, got the norms of 2 layers. Make one for"):
+        gradclip.clip_grad_layer_norm_(layers, one)
+    with pytest.raises(ValueError, match="skip_above skips a step by the norm of all gradients"):
+        gradclip.clip_grad_layer_norm_(layers, AdaptiveThreshold(skip_above=4.0))
+    with pytest.raises(ValueError, match="has the key 'max_norm', a threshold of its own, but an Adaptive"):
+        gradclip.clip_grad_layer_norm_([{"params": layers, "max_norm": 1.0}], AdaptiveThreshold())
+    with pytest.raises(TypeError, match=r"has a norm for each layer, not one for the step. Pass monitor="):
+        gradclip.Monitor().record(many)
+    give(layers, [np.full(3, math.nan, np.float32)] * 2)
+    with pytest.raises(FloatingPointError):
+        gradclip.clip_grad_layer_norm_(layers, many, nonfinite="raise")
+    assert (many.steps, one.steps) == (1, 1)
+
+
+@pytest.mark.after_error
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        {"norms": [[1.0]]},
+        {"norms": [[1.0], [math.nan]]},
+        {"norms": [1.0, 2.0]},
+        {"held": [1.0]},
+        {"held": 1.0},
+        {"layers": ["a"]},
+        {"layers": [0, 1]},
+        {"norm": 1.0},
+        {"max_norm": [-1.0, 1.0]},
+    ],
+)
+def test_a_damaged_state_is_refused_and_changes_nothing(damaged):
+    many, _ = clipped_once(rule=SteadyRule())
+    before = many.state_dict()
+    with pytest.raises(ValueError, match=r"the state is damaged: .* Pass the result of its state_dict"):
+        many.load_state_dict({**before, **damaged})
+    assert many.state_dict() == before
+
+
+# Saving
+
+
+@EACH_RULE
+def test_thresholds_continue_to_the_bit(rule):
+    layers, whole = parameters(), AdaptiveThreshold(rule)
+    for at, grads in enumerate(steps()):
+        if at == 12:
+            resumed = AdaptiveThreshold(rule)
+            resumed.load_state_dict(whole.state_dict())
+            assert resumed.state_dict() == whole.state_dict()
+        for one in (whole, resumed) if at > 11 else (whole,):
+            give(layers, grads)
+            gradclip.clip_grad_layer_norm_(layers, one, nonfinite="drop")
+    assert resumed.state_dict() == whole.state_dict()
+    with pytest.raises(ValueError, match="the norms of 4 layers, got one norm"):
+        resumed.load_state_dict({**AdaptiveThreshold().state_dict(), "ord": 2.0})
+    resumed.load_state_dict(AdaptiveThreshold(rule).state_dict())
+    gradclip.clip_grad_layer_norm_(layers, resumed)
+    assert resumed.steps == 1
+
+
+def trained(start, stop, saved=None, *, names=True, **settings):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.named_parameters() if names else list(model.parameters())[::-1], lr=0.1)
+    clipping = gradclip.clip_at_step(optimizer, AdaptiveThreshold(RULES["steady"]), scope="layer", **settings)
+    if saved is not None:
+        found = torch.load(io.BytesIO(saved), weights_only=True)
+        model.load_state_dict(found[0])
+        optimizer.load_state_dict(found[1])
+    for step in range(start, stop):
+        torch.manual_seed(step)
+        optimizer.zero_grad()
+        (model(torch.randn(5, 3)) * (math.nan if step == 3 else 1 + step)).square().mean().backward()
+        optimizer.step()
+    file = io.BytesIO()
+    torch.save((model.state_dict(), optimizer.state_dict()), file)
+    return clipping, model, file.getvalue()
+
+
+@pytest.mark.after_error
+def test_a_run_with_steps_that_clip_layers_goes_on_as_if_it_had_not_stopped():
+    _, _, half = trained(0, 8, nonfinite="skip")
+    clipping, model, _ = trained(8, 16, half, nonfinite="skip")
+    expected, other, _ = trained(0, 16, nonfinite="skip")
+    assert all(map(torch.equal, model.parameters(), other.parameters()))
+    assert (clipping.max_norm.state_dict(), clipping.threshold.shape) == (expected.max_norm.state_dict(), (4,))
+    assert (expected.max_norm.steps, expected.max_norm.num_skipped, expected.steps) == (16, 1, 16)
+    assert clipping.norm > 0
+    with pytest.raises(ValueError, match=r"got '0.weight, of shape \(2,\)' as layer 0. Pass the same"):
+        trained(8, 9, half, names=False)
+
+
+def test_a_step_clips_each_layer_to_what_it_had_before():
+    first, second = parameters(2)
+    optimizer = torch.optim.SGD([first, second], lr=1.0)
+    gradclip.clip_at_step(optimizer, AdaptiveThreshold(), scope="layer")
+    for size in (1.0, 10.0):
+        give([first, second], [np.array([3, 4, 0], np.float32), np.array([size, 0, 0], np.float32)])
+        optimizer.step()
+    torch.testing.assert_close(first.detach(), torch.tensor([-6.0, -8.0, 0.0]))
+    torch.testing.assert_close(second.detach(), torch.tensor([-2.0, 0.0, 0.0]))
+
+
+# Devices and compiled code
+
+
+class NoWaits(TorchDispatchMode):
+    """Counts operations, and raises where a value is looked at, for which an accelerator would be waited for."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func is not torch.ops.aten._local_scalar_dense.default, "waits"
+        self.count += not func.is_view  # views take no time there
+        return func(*args, **(kwargs or {}))
+
+
+@EACH_RULE
+def test_on_an_accelerator_nothing_waits_and_all_is_the_same(rule):
+    here, there, layers, others = AdaptiveThreshold(rule), AdaptiveThreshold(rule), parameters(), parameters()
+    for grads in steps():
+        give(layers, grads)
+        give(others, grads)
+        gradclip.clip_grad_layer_norm_(layers, here, nonfinite="drop")
+        with mock.patch.object(torch_backend, "in_host_memory", return_value=False), NoWaits():
+            gradclip.clip_grad_layer_norm_(others, there, nonfinite="drop")
+        for one, other in zip(layers, others, strict=True):
+            assert (one.grad is None) == (other.grad is None)
+            if one.grad is not None:
+                torch.testing.assert_close(one.grad, other.grad, rtol=1e-5, atol=0)
+    with mock.patch.object(torch_backend, "in_host_memory", return_value=False):
+        assert isinstance(there.next_max_norm, torch.Tensor)
+        np.testing.assert_allclose(there.state_dict()["max_norm"], here.state_dict()["max_norm"], rtol=1e-6)
+    assert (there.steps, there.num_clipped, there.num_skipped) == (here.steps, here.num_clipped, here.num_skipped)
+
+
+def test_on_an_accelerator_thresholds_take_as_many_operations_for_all_layers_as_for_few():
+    """Beside a fixed threshold: what it takes more does not depend on the number of layers."""
+    more = []
+    for count in (4, 40):
+        layers, counts = parameters(count), []
+        for max_norm in (1.0, AdaptiveThreshold()):
+            for _ in range(3):
+                give(layers, [np.ones(3, np.float32)] * count)
+                with mock.patch.object(torch_backend, "in_host_memory", return_value=False), NoWaits() as seen:
+                    gradclip.clip_grad_layer_norm_(layers, max_norm)
+            counts.append(seen.count)
+        more.append(counts[1] - counts[0])
+    assert more[0] == more[1]
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")  # what PyTorch makes of NumPy's arrays
+def test_compiled_code_follows_as_other_code_does():
+    layers, (here, there) = parameters(3), (AdaptiveThreshold(QuantileRule(window=4)) for _ in range(2))
+    compiled = torch.compile(lambda max_norm: gradclip.clip_grad_layer_norm_(layers, max_norm), backend="eager")
+    for step in range(4):
+        for clip, max_norm in ((gradclip.clip_grad_layer_norm_, here), (None, there)):
+            give(layers, [np.full(3, 1.0 + step * place, np.float32) for place in range(3)])
+            clip(layers, max_norm) if clip else compiled(max_norm)
+    np.testing.assert_allclose(np.asarray(there.next_max_norm), here.next_max_norm, rtol=1e-6)
+    assert there.steps == 4
