@@ -57,6 +57,19 @@ def test_thresholds_are_those_of_the_cpu(rule):
     assert float(there.next_max_norm) == pytest.approx(float(here.next_max_norm), rel=1e-5)
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_thresholds_of_layers_are_those_of_the_cpu(rule):
+    here, there = (AdaptiveThreshold(RULES[rule]()) for _ in range(2))
+    for norm in [*NORMS, math.nan, 1.0]:
+        wanted, found = held(gradients(norm, "cpu")), held(gradients(norm))
+        gradclip.clip_grad_layer_norm_(wanted, here, nonfinite="drop")
+        with ON.waiting_is_an_error():
+            gradclip.clip_grad_layer_norm_(found, there, nonfinite="drop")
+        for x, y in zip(on_host(grads(found)), on_host(grads(wanted)), strict=True):
+            np.testing.assert_allclose(x, y, rtol=2e-5)
+    assert (there.steps, there.num_clipped, there.num_skipped) == (here.steps, here.num_clipped, here.num_skipped)
+
+
 @pytest.mark.parametrize("skip_above", [2.0, 20.0])
 def test_skipped_spikes(skip_above):
     here, _ = compare(lambda: AdaptiveThreshold(QuantileRule(window=8), skip_above=skip_above), NORMS)

@@ -166,3 +166,11 @@ def test_the_first_step_that_a_known_adaptive_threshold_skips():
         optimizer.step()
     guard.remove()
     assert guard.num_skipped == 1
+
+
+def test_thresholds_that_follow_each_layer_are_no_bound_for_all():
+    model, max_norm = network(), gradclip.AdaptiveThreshold()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    guard = gradclip.guard(optimizer, max_norm, every=1)
+    trained(model, optimizer, guard, lambda: gradclip.clip_grad_layer_norm_(model.parameters(), max_norm))
+    assert (max_norm.steps, guard.num_skipped) == (6, 0)
