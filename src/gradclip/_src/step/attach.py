@@ -101,9 +101,10 @@ def clip_at_step(
     A step may also raise the errors of `gradclip.clip_grad_norm_`. After an error at a step, the parameters are
     unchanged.
 
-    With another `scope` than "global", `max_norm` is one number, and a fused step and thresholds of groups are a
-    ValueError. `.norm` is that of all gradients before clipping; None for "value", and for units that are split
-    over processes. "skip" then reads the gradients once more. "value" knows "propagate" and "skip" alone.
+    With another `scope` than "global", `max_norm` is one number, or with "layer" an `AdaptiveThreshold`, which follows
+    the norm of each layer. A fused step and thresholds of groups are a ValueError. `.norm` is that of all gradients
+    before clipping; None for "value", and for units that are split over processes. "skip" then reads the gradients once
+    more. "value" knows "propagate" and "skip" alone.
 
     If `step` gets a closure, gradients are clipped after each call of the closure. LBFGS calls it several times in a
     step: each gradient that it sees is clipped, and each counts as a step for `norm`, an `AdaptiveThreshold` and a

@@ -189,7 +189,8 @@ class StepClipping(Attached):
     Attributes:
         norm: the norm of the unscaled gradients before clipping, at the last step; None before the first step.
         threshold: the threshold of the last step: a number, or on an accelerator a scalar tensor; None before the
-            first. Thresholds that parameter groups have of their own are not shown here.
+            first. Thresholds that parameter groups have of their own are not shown here. Those that an
+            `AdaptiveThreshold` sets for each layer are a vector.
         max_norm: the threshold, the `AdaptiveThreshold` that sets it, or both by patterns of names. You may assign a
             new one; it applies from the next step on.
         steps: the number of steps that this object has clipped or left as they are. Steps that got no gradients do not
