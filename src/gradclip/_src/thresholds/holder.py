@@ -368,11 +368,8 @@ def _check_numbers(state: Mapping[str, Any]) -> None:
     """Raise a ValueError for numbers that no history has: the thresholds computed from them would be none."""
     try:
         layers = state.get("layers")
-        each = {
-            name: [state.get(name, 0.0)] if layers is None else list(state[name])
-            for name in ("norms", "held")
-            if name == "norms" or name in state
-        }
+        kept = [name for name in ("norms", "held") if name in state]
+        each = {name: [state[name]] if layers is None else list(state[name]) for name in kept}
         wrong = [norm for norms in each["norms"] for norm in norms if not 0 < float(norm) < math.inf]
         wrong += [held for held in each.get("held", ()) if not 0 <= float(held) < math.inf]
         wrong += [name for name in (state["dtype"],) if name not in ("float32", "float64")]
