@@ -5,7 +5,9 @@ import math
 from report import head
 from training_figures import behind, best, best_fixed, better, margin, widest_fixed, width
 
-COMPARED = ("AdaptiveThreshold", "SteadyRule", "twice the median", "AGC 0.01", "ZClip", "AutoClip", "smartclip", "none")
+BY_LAYER = ("SpreadRule by layer", "SteadyRule by layer", "twice the median by layer", "AdaGC by layer")
+OF_OTHERS = ("AGC 0.01", "ZClip", "AutoClip", "smartclip", "SPAM", "none")
+COMPARED = ("AdaptiveThreshold", "SteadyRule", "twice the median", *BY_LAYER, *OF_OTHERS)
 
 
 def of_best(tasks):

@@ -5,8 +5,12 @@ import json
 import math
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+
+import gradclip
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 KEPT = json.loads((BENCHMARKS / "results" / "training.json").read_text())["tasks"]
@@ -136,3 +140,27 @@ def test_the_doubt_is_that_of_drawing_the_seeds_again(benchmark_module):
     assert same_seeds == pytest.approx((0.5, 0.0))
     points = behind(task("accuracy", [0.9, 0.9], [0.8, None]), "rule")
     assert points == pytest.approx((0.5, np.std([0.1, 0.5, 0.5, 0.9])))
+
+
+def test_rules_by_layer_are_those_of_one_norm_for_each_layer(benchmark_module):
+    rules, published = map(benchmark_module, ("training_rules", "published_rules"))
+    norms = np.random.default_rng(0).exponential(size=(150, 3))
+    ours, of_each = rules.ByLayer(gradclip.SteadyRule()), [published.Ours(gradclip.SteadyRule()) for _ in range(3)]
+    for row in norms:
+        assert ours.after(row).tolist() == [one.after(norm) for one, norm in zip(of_each, row, strict=True)]
+    alone, one = rules.AdaGCByLayer(warmup=100), published.AdaGC()
+    np.testing.assert_allclose([alone.after(row[:1])[0] for row in norms], [one.after(row[0]) for row in norms])
+    together = rules.AdaGCByLayer(warmup=1)
+    np.testing.assert_allclose(np.linalg.norm(together.after(np.array([3.0, 4.0]))), 1.0)
+    np.testing.assert_allclose(together.after(np.array([0.5, 4.0])), [0.5, 1.05 * 0.8])
+
+
+def test_spam_cuts_elements_that_spike_and_forgets_its_moments(benchmark_module):
+    optimizer = benchmark_module("training_rules").spam(optax.trace(0.5), every=4, warmup=2)
+    state, found = optimizer.init(jnp.zeros(2)), []
+    for size in (1.0, 1.0, 1e3, 1.0, 1.0, 1.0, 1.0):
+        updates, state = optimizer.update(jnp.array([size, 1.0]), state, jnp.zeros(2))
+        found.append(updates.tolist())
+    average = 0.001 + 0.999 * 0.001
+    np.testing.assert_allclose(found[2], [0.75 + (5000 * average) ** 0.5, 1.75], rtol=1e-5)
+    np.testing.assert_allclose(found[4:], [[0.5 * 1.0] * 2, [1.5] * 2, [1.75] * 2], rtol=1e-5)
