@@ -85,13 +85,13 @@ def test_annotations_that_do_not_evaluate_are_seen():
 def test_types_evaluate_and_import_no_framework():
     code = "import sys, gradclip.typing as t; [getattr(t, name) for name in t.__all__ if name not in {late}]; "
     code += "print([name for name in ('torch', 'jax', 'tensorflow', 'matplotlib') if name in sys.modules])"
-    late = {"ClippedInBackward", "EngineClipping", "StepClipping", "StepGuard"}  # they are PyTorch's
+    late = {"ClippedInBackward", "EngineClipping", "StepClipping", "StepGuard", "UpdateClipping"}  # they are PyTorch's
     found = subprocess.run([sys.executable, "-c", code.format(late=late)], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
     assert all(getattr(gradclip.typing, name) is not None for name in gradclip.typing.__all__)
 
 
-@pytest.mark.parametrize("name", ["ClippedInBackward", "EngineClipping", "StepClipping", "StepGuard"])
+@pytest.mark.parametrize("name", ["ClippedInBackward", "EngineClipping", "StepClipping", "StepGuard", "UpdateClipping"])
 def test_annotations_of_handles_evaluate(name):
     assert unreadable(getattr(gradclip.typing, name)) == []
     get_type_hints(getattr(gradclip.typing, name).__init__)

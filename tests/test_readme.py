@@ -96,6 +96,7 @@ def test_every_function_of_arrays_is_in_the_table():
         "check_sensitivity",
         "check_update",
         "clip_at_step",
+        "clip_update_at_step",
         "clipped_fun",
         "clipped_grad",
         "clipped_sum_sensitivity",

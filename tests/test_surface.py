@@ -165,6 +165,7 @@ HANDLES = {
     "StepClipping": lambda: gradclip.clip_at_step(optimizer(), 1.0),
     "StepClipping of units": lambda: gradclip.clip_at_step(optimizer(), 1.0, scope="unit"),
     "EngineClipping": lambda: gradclip.clip_at_step(Engine(), 1.0),
+    "UpdateClipping": lambda: gradclip.clip_update_at_step(optimizer(), 1.0),
     "ClippedInBackward": lambda: integrations.torch.clip_in_backward(torch.nn.Linear(3, 2), 1.0),
     "StepGuard": lambda: gradclip.guard(optimizer(), 1.0),
 }
@@ -181,6 +182,7 @@ MEMBERS = {
     "StepClipping": STATES | {"scope"},
     "StepClipping of units": STATES | {"scope"},
     "EngineClipping": STATES,
+    "UpdateClipping": {"numbers", "remove"},
     "ClippedInBackward": {"remove", "thresholds"},
     "StepGuard": {"remove"},
 }

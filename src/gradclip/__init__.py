@@ -9,6 +9,7 @@ Clip the gradients of parameters in place, between `backward()` and `step()`
   each row or filter, relative to its weights (AGC)      adaptive_grad_clip_(parameters)
   each element                                           clip_grad_value_(parameters, clip_value)
   any of these at each step, also in trainers            clip_at_step(optimizer, max_norm)
+  what a step changes, beside or instead of gradients    clip_update_at_step(optimizer)
 
 Clip a tree of arrays: returns new arrays and, except by value, the norm before clipping
   by their global norm                                   clip_by_global_norm(tree, max_norm)
@@ -96,7 +97,7 @@ if TYPE_CHECKING:
     from gradclip._src.private.noise.add import add_noise
     from gradclip._src.private.run.batches import PoissonBatches
     from gradclip._src.private.run.run import PrivateRun
-    from gradclip._src.step.attach import clip_at_step
+    from gradclip._src.step.attach import clip_at_step, clip_update_at_step
     from gradclip._src.step.warned import ClippingError, ClippingWarning
     from gradclip._src.thresholds.search.find import MaxNormSearch, find_max_norm
     from gradclip._src.updates.update import check_update
@@ -145,6 +146,7 @@ __all__ = [
     "clip_grad_norm_",
     "clip_grad_unit_norm_",
     "clip_grad_value_",
+    "clip_update_at_step",
     "clipped_fun",
     "clipped_grad",
     "clipped_sum_sensitivity",
@@ -176,6 +178,7 @@ _WHEN_USED = {
     "check_sensitivity": "gradclip._src.private.audit.self_test",
     "check_update": "gradclip._src.updates.update",
     "clip_at_step": "gradclip._src.step.attach",
+    "clip_update_at_step": "gradclip._src.step.attach",
     "explain_spike": "gradclip._src.explained",
     "find_max_norm": "gradclip._src.thresholds.search.find",
     "guard": "gradclip._src.guard.guard",

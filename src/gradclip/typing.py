@@ -4,7 +4,7 @@
 |---|---|
 | arguments | `Threshold`, `Thresholds`, `NamedThresholds`, `Parameters`, `Where`, `UnitAxis`, `AxisName`, `Mask`, ... |
 | words | `Ord`, `Policy`, `Integers`, `RuleName`, `Relation`, `Unit`, `Method`, `OnMistake` |
-| what attaching returns | `StepClipping`, `EngineClipping`, `ClippedInBackward`, `StepGuard` |
+| what attaching returns | `StepClipping`, `EngineClipping`, `UpdateClipping`, `ClippedInBackward`, `StepGuard` |
 | records of a `Monitor` | `Step`, `Counts`, `Columns`, `Layers`, `LayerTable`, `LayerOfSpike`, `Advice`, `Candidate` |
 | records of other calls | `Trial`, `Example`, `LayerOfExample`, `SensitivityCase`, `Plan`, `PlannedLeaf` |
 """
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from gradclip._src.step.engine import EngineClipping
     from gradclip._src.step.handle import StepClipping
     from gradclip._src.step.in_backward import ClippedInBackward
+    from gradclip._src.step.update import UpdateClipping
     from gradclip._src.thresholds.following import FollowingRule
     from gradclip._src.thresholds.search.trials import Trial
 
@@ -106,6 +107,7 @@ __all__ = [
     "Trial",
     "Unit",
     "UnitAxis",
+    "UpdateClipping",
     "Where",
     "WideDtype",
 ]
@@ -130,6 +132,7 @@ _WHEN_USED = {
     "StepClipping": "gradclip._src.step.handle",
     "StepGuard": "gradclip._src.guard.step",
     "Trial": "gradclip._src.thresholds.search.trials",
+    "UpdateClipping": "gradclip._src.step.update",
 }
 
 if not TYPE_CHECKING:

@@ -25,7 +25,7 @@ from gradclip._src.step.heard import ClipCall, infinities, unscaled
 from gradclip._src.step.others import Elsewhere, own_thresholds
 from gradclip._src.step.warned import ClippingError, ClippingWarning, level_of_user
 from gradclip._src.step.within import makes_state
-from gradclip._src.step.wrapped import Closure, with_closure
+from gradclip._src.step.wrapped import Closure, last_before_runner, put_runner_last, with_closure
 from gradclip._src.thresholds.holder import AdaptiveThreshold
 
 OFTEN = 3
@@ -313,14 +313,14 @@ class StepGuard(Attached, heard.Watcher):
         """Watch until the next step. The hook comes after those that others have registered, such as `clip_at_step`."""
         parameters = self._parameters()
         self._pre = self._optimizer.register_step_pre_hook(self._hook)
+        put_runner_last(self._optimizer)
         self._mine = set(map(id, parameters))
         self._followed = False
         self._observed = self._adaptive.steps if self._adaptive is not None else 0
         self._window = Window.opened(parameters, after_step=after_step)
 
     def _is_last(self) -> bool:
-        hooks = self._optimizer._optimizer_step_pre_hooks
-        return next(reversed(hooks), None) == self._pre.id
+        return last_before_runner(self._optimizer) == self._pre.id
 
     # A look
 

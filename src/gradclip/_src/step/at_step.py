@@ -49,7 +49,7 @@ class ClippingBeforeStep(StepClipping):
         return chosen(ParameterList.of(groups, own_thresholds=True), self._request.choice, alone=self._alone)
 
     def _begin(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return None if _within_its_own_step(optimizer) else super()._begin(optimizer, args, kwargs)
+        return None if within_its_own_step(optimizer) else super()._begin(optimizer, args, kwargs)
 
     def _clip(self, optimizer: Optimizer, kwargs: Mapping[str, Any]) -> None:
         try:
@@ -154,7 +154,7 @@ def _check_unscaled(optimizer: Optimizer, kwargs: Mapping[str, Any]) -> None:
     )
 
 
-def _within_its_own_step(optimizer: Optimizer) -> bool:
+def within_its_own_step(optimizer: Optimizer) -> bool:
     """Return whether the step that begins was called by a step of the same optimizer, which has clipped.
 
     PyTorch runs the hooks again when the step of a subclass calls that of its base.

@@ -1,4 +1,4 @@
-"""`clip_at_step`: make the steps of an optimizer clip. It imports PyTorch only when it is called."""
+"""Make the steps of an optimizer clip gradients or updates. PyTorch is imported only when that is called."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from gradclip._src.words import with_advice
 if TYPE_CHECKING:
     from gradclip._src.step.engine import EngineClipping
     from gradclip._src.step.handle import StepClipping
+    from gradclip._src.step.update import UpdateClipping
 else:
-    EngineClipping = StepClipping = Any  # these import PyTorch
+    EngineClipping = StepClipping = UpdateClipping = Any  # these import PyTorch
 
 
 @public
@@ -175,3 +176,65 @@ def clip_at_step(
     asked = Asked(fused, scope, eps, unit_axis, ord, nonfinite, process_group, mesh, where, integers)
     by_engine = attach_to_engine(optimizer, max_norm, asked, monitor)
     return attach(optimizer, max_norm, asked, monitor) if by_engine is None else by_engine
+
+
+@public
+@with_advice
+def clip_update_at_step(optimizer: Steps, max_rms: Threshold = 1.0) -> UpdateClipping:
+    """Make each step of a PyTorch optimizer clip the update of each parameter, instead of its gradient.
+
+    An update is what the step changes: the parameter afterwards minus the parameter before. Its RMS is its norm divided
+    by the square root of its number of elements. An update is multiplied by min(1, max_rms * lr / RMS), where lr is the
+    learning rate of its group. So a step moves a parameter by at most `max_rms * lr`, as an RMS, whatever the gradient.
+
+    Adam divides by the root of a mean of past squares. If gradients grow after a quiet time, that mean is still small,
+    and the update is large though no gradient is. Adafactor (Shazeer and Stern 2018, section 6) clips the update by its
+    RMS. StableAdamW (Wortsman et al. 2023) divides the learning rate by max(1, RMS(g / sqrt(v))), and so estimates the
+    RMS before momentum. Here the update itself is measured, with momentum and decoupled weight decay, by any optimizer.
+    The usual `max_rms` is 1: Adam's update has an RMS below that as long as its gradients keep their size.
+
+    Args:
+        optimizer: as in `gradclip.clip_at_step`, whose clipping of gradients may be attached to it as well.
+        max_rms: the bound in units of the learning rate, >= 0; `math.inf` clips nothing.
+
+    Returns:
+        A handle: read `.rms`, the largest RMS of the last step before clipping, in units of the learning rate; assign
+        `.max_rms`; log `.numbers()`; call `.remove()` to stop, or use it in a `with`.
+
+    Raises:
+        TypeError: `optimizer` is no optimizer of PyTorch, or a training engine; LBFGS, ASGD or a schedule-free
+            optimizer, which keep in their state what updates have made of the parameters.
+        ValueError: the updates of this optimizer are clipped already; a group has no "lr"; `differentiable=True`;
+            parameters are shards of FSDP1. `lr` or `max_rms` is negative or NaN.
+
+    The bound is exact: the stored parameter minus the one before, computed without rounding, has an RMS of at most
+    `max_rms * lr`, in any dtype. To hold it, the sum is rounded toward the parameter before. In a half type, a short
+    update may so be lost, as it may without clipping.
+
+    - An update within the bound stays as the optimizer made it, bit by bit. So does one with NaN or infinity: to skip
+      such steps, use `gradclip.clip_at_step` with `nonfinite="skip"`.
+    - The optimizer's state is that of an unclipped step, and its `state_dict` gets nothing more.
+    - The parameters are copied before the step. Optimizers of `torch.optim`, with `foreach` and `fused` too, step about
+      32 MiB of parameters after the others, and only these are copied. For all others, subclasses of these included,
+      all trainable parameters are. Some hold copies of parameters of their own, as Lookahead does: these stay.
+    - DTensors (FSDP2, tensor parallelism) count as a whole, and all processes must step together. A plain tensor is one
+      parameter, whatever part of a layer it is.
+    - A compiled step runs uncompiled. Nothing waits for an accelerator.
+
+    In optax, `optax.clip_by_block_rms(max_rms)`, or that of `gradclip.integrations.optax`, does the same before the
+    learning rate: `optax.chain(optax.scale_by_adam(), clip_by_block_rms(1.0), optax.scale_by_learning_rate(lr))`. Put
+    `optax.add_decayed_weights` before it, and weight decay counts as here.
+
+    >>> import torch
+    >>> weight = torch.nn.Parameter(torch.zeros(2))
+    >>> optimizer = torch.optim.SGD([weight], lr=0.5)
+    >>> clipping = clip_update_at_step(optimizer, max_rms=1.0)
+    >>> weight.grad = torch.tensor([1.0, 7.0])
+    >>> optimizer.step()
+    >>> clipping.rms, weight.detach()
+    (tensor(5.), tensor([-0.1000, -0.7000]))
+
+    """
+    from gradclip._src.step.update import attach_to_updates  # imports PyTorch
+
+    return attach_to_updates(optimizer, max_rms)

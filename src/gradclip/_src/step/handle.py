@@ -25,7 +25,7 @@ from gradclip._src.step.attached import Attached, as_passed, many
 from gradclip._src.step.heard import ScaledSteps
 from gradclip._src.step.others import ClippedBefore, Elsewhere
 from gradclip._src.step.within import Request, makes_state
-from gradclip._src.step.wrapped import Closure, groups_of, parameters_of, with_closure
+from gradclip._src.step.wrapped import Closure, groups_of, parameters_of, put_runner_last, with_closure
 from gradclip._src.thresholds.holder import AdaptiveThreshold
 
 
@@ -225,6 +225,7 @@ class StepClipping(Attached):
             optimizer.register_load_state_dict_pre_hook(self._check_saved),
             optimizer.register_load_state_dict_post_hook(self._load),
         ]
+        put_runner_last(optimizer)
         for given in (monitor, *map(_adaptive, optimizer.param_groups)):
             claim(given, self)
         _CLIPPED.add(optimizer)

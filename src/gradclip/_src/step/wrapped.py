@@ -125,6 +125,25 @@ def _has_hooks(optimizer: Any) -> bool:
     return all(name in vars(optimizer) for name in _HOOKS)
 
 
+_RUNNERS: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+"""The hook before an optimizer's step that runs the step itself, which must come after all others."""
+
+
+def put_runner_last(optimizer: Optimizer, runner: int | None = None) -> None:
+    """Move the hook that runs the step itself behind all others, if there is one."""
+    if runner is not None:
+        _RUNNERS[optimizer] = runner
+    hooks = optimizer._optimizer_step_pre_hooks
+    if (found := _RUNNERS.get(optimizer)) in hooks:
+        hooks.move_to_end(found)
+
+
+def last_before_runner(optimizer: Optimizer) -> int | None:
+    """Return the last hook before the step, but for one that runs the step itself."""
+    runner = _RUNNERS.get(optimizer)
+    return next((one for one in reversed(optimizer._optimizer_step_pre_hooks) if one != runner), None)
+
+
 def name_parameters(optimizer: object, named: Iterable[tuple[str, Any]]) -> None:
     """Name the parameters of an optimizer whose groups have no names."""
     _NAMES[unwrapped(optimizer)] = {id(parameter): (name, ref(parameter)) for name, parameter in named}

@@ -1,0 +1,92 @@
+"""What a step has changed is at most the bound, in exact arithmetic."""
+
+from fractions import Fraction
+
+import pytest
+import torch
+
+import gradclip._src.step.bounded as bounded
+from gradclip._src.step.bounded import shorten
+
+
+def exact(values):
+    flat = torch.view_as_real(values) if values.is_complex() else values
+    return [Fraction(x) for x in flat.double().flatten().tolist()]
+
+
+def squared_distance(after, before):
+    return sum((x - y) ** 2 for x, y in zip(exact(after), exact(before), strict=True))
+
+
+@pytest.mark.parametrize("rate", [1e-3, 0.1, 3e-7, 1e-30])
+@pytest.mark.parametrize("scale", [0.0, 1e-3, 1.0, 100.0])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64], ids=str
+)
+def test_the_bound_holds_for_what_is_stored(dtype, scale, rate):
+    generator = torch.Generator().manual_seed(0)
+    before = [torch.randn(n, dtype=torch.float64, generator=generator).to(dtype) * scale for n in (1, 7, 400)]
+    for size, max_rms in ((0.3, 0.2), (1.0, 1.0), (50.0, 1.0), (1.0, 0.0)):
+        after = [one + (torch.randn(one.shape, generator=generator) * size * rate).to(dtype) for one in before]
+        shorten(after, before, rate, max_rms)
+        for one, other in zip(after, before, strict=True):
+            assert squared_distance(one, other) <= one.numel() * (Fraction(max_rms) * Fraction(rate)) ** 2
+
+
+@pytest.mark.parametrize(("dtype", "nearly"), [(torch.float32, 0.9999), (torch.float64, 0.9999), (torch.bfloat16, 0.9)])
+def test_the_bound_is_reached(dtype, nearly):
+    before = torch.linspace(-1.0, 1.0, 100, dtype=dtype)
+    after = before + torch.linspace(1.0, 3.0, 100, dtype=dtype)
+    shorten([after], [before], 0.25, 1.0)
+    assert squared_distance(after, before) >= nearly**2 * 100 * Fraction(0.25) ** 2
+
+
+def test_an_update_within_the_bound_stays_bit_by_bit_and_one_beyond_keeps_its_direction():
+    before = [torch.tensor([1.0, -0.0]), torch.zeros(2)]
+    after = [torch.tensor([1.1, -0.0]), torch.tensor([3.0, -4.0])]
+    kept = after[0].clone()
+    largest = shorten(after, before, 0.5, 1.0)
+    assert after[0].view(torch.int32).tolist() == kept.view(torch.int32).tolist()
+    assert after[1].tolist() == pytest.approx([3.0 / 5.0 * 0.5**0.5, -4.0 / 5.0 * 0.5**0.5])
+    assert largest.item() == pytest.approx(5.0 / 2.0**0.5 / 0.5)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_an_update_that_is_not_finite_stays(value):
+    after = [torch.tensor([value, 5.0]), torch.tensor([5.0])]
+    largest = shorten(after, [torch.zeros(2), torch.zeros(1)], 1.0, 1.0)
+    assert not largest.isfinite()
+    assert after[0][1] == 5.0
+    assert not after[0][0].isfinite()
+    assert after[1].item() == pytest.approx(1.0)
+
+
+def test_what_is_rewritten_in_slices_is_the_same(monkeypatch):
+    before = [torch.randn(5, 3, 2).transpose(0, 2), torch.tensor(2.0), torch.randn(4, dtype=torch.complex64)]
+    after = [one + 7.0 for one in before]
+    again = [one + 7.0 for one in before]
+    shorten(after, before, 0.1, 1.0)
+    monkeypatch.setattr(bounded, "_AT_ONCE", 3)
+    shorten(again, before, 0.1, 1.0)
+    assert all(map(torch.equal, after, again))
+    assert after[0].stride() == (again[0]).stride() == before[0].stride()
+
+
+@pytest.mark.parametrize("max_rms", [0.25, 0.0, float("inf")])
+def test_nothing_waits_where_the_learning_rate_stays_on_the_device(max_rms):
+    """As a tensor on an accelerator: the same to rounding, without a decision on the host."""
+    before = [torch.linspace(-1.0, 1.0, 9), torch.zeros(3)]
+    steps = [torch.linspace(2.0, 4.0, 9), torch.tensor([0.01, 0.0, 0.0])]
+    after, again = ([one + step for one, step in zip(before, steps, strict=True)] for _ in range(2))
+    one, other = shorten(after, before, 0.5, max_rms), shorten(again, before, torch.tensor(0.5), max_rms)
+    assert one == other
+    for mine, theirs in zip(after, again, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=0.0)
+    assert squared_distance(again[0], before[0]) <= 9 * Fraction(0.5 * min(max_rms, 10.0)) ** 2
+
+
+def test_without_a_learning_rate_nothing_moves():
+    after, before = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 1.0])
+    assert shorten([after], [before], 0.0, 1.0).item() == float("inf")
+    assert after.tolist() == [1.0, 1.0]
+    assert shorten([after], [before], 0.0, 1.0).item() == 0.0
