@@ -10,10 +10,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import gradclip
 from gradclip import clip_at_step
+from gradients import same_everywhere
 from scaled import stepped
 from worker import run_all
 
@@ -179,6 +180,30 @@ def a_scaler_that_only_one_process_has_is_an_error():
     with pytest.raises(ValueError, match="nonfinite is 'drop' on rank 0, 'propagate' on rank 1"):
         stepped(scaler, weight, optimizer, torch.tensor([3.0, 4.0]) * (1 + dist.get_rank()))
     assert weight.tolist() == [0.0, 0.0]
+
+
+def updates_of_distributed_tensors_count_as_a_whole():
+    """As on one process, also where a process has no gradient, or holds no part of a parameter."""
+    m, generator = init_device_mesh("cpu", (WORLD,)), torch.Generator().manual_seed(0)
+    full = [torch.randn(shape, generator=generator) for shape in ((3, 2), (1, 4), (5,))]
+    theirs = [torch.nn.Parameter(one.clone()) for one in full]
+    ours = [torch.nn.Parameter(distribute_tensor(one, m, [Shard(0)])) for one in full[:2]]
+    ours.append(torch.nn.Parameter(distribute_tensor(full[2], m, [Replicate()])))
+    for make in (torch.optim.AdamW, type("Derived", (torch.optim.AdamW,), {})):
+        one, other = (make(some, lr=0.1, betas=(0.5, 0.999)) for some in (ours, theirs))
+        by_parts, _ = (gradclip.clip_update_at_step(optimizer, 0.7) for optimizer in (one, other))
+        for scale in (1e-3, 1e-3, 1.0):
+            for mine, their in zip(ours, theirs, strict=True):
+                their.grad = torch.randn(their.shape, generator=generator) * scale
+                mine.grad = distribute_tensor(their.grad, m, mine.placements)
+            if scale == 1.0 and dist.get_rank() == 0:
+                ours[1].grad = None  # gets none: the update of the others counts all the same
+            one.step()
+            other.step()
+        assert by_parts.rms > 0.7
+        torch.testing.assert_close(ours[0].full_tensor(), theirs[0].detach())
+        torch.testing.assert_close(ours[2].full_tensor(), theirs[2].detach())
+        same_everywhere(by_parts.rms)
 
 
 def shards_of_fsdp2_share_one_norm():
