@@ -221,6 +221,38 @@ def test_a_step_that_a_scaler_skips_moves_nothing(fused, one_by_one):
     assert clipping.rms == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_what_a_scaler_sets_for_one_step_does_not_stay(fused, one_by_one):
+    made = [torch.optim.SGD(parameters(), lr=0.5, momentum=0.9, fused=fused) for _ in range(2)]
+    clip_update_at_step(made[0], math.inf)
+    for optimizer in made:
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        scaler.scale(sum(one.sum() for one in optimizer.param_groups[0]["params"])).backward()
+        scaler.step(optimizer)
+        steps(optimizer)
+    assert same(*made)
+
+
+class Warns(torch.optim.SGD):
+    """Notes in its step that it has warned."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        if not getattr(self, "has_warned", False):
+            self.has_warned, self.count = True, getattr(self, "count", 0) + 1
+        for group in self.param_groups:
+            for one in group["params"]:
+                one.sub_(group["lr"])
+
+
+def test_what_the_step_notes_stays(monkeypatch, one_by_one):
+    optimizer = Warns(parameters(), lr=0.5)
+    monkeypatch.setattr(update, "_BY_PARAMETER", {Warns})
+    clip_update_at_step(optimizer)
+    steps(optimizer)
+    assert (optimizer.has_warned, optimizer.count) == (True, 1)
+
+
 def test_learning_rates_are_those_of_the_step_and_of_the_group(one_by_one):
     first, second, later = (torch.nn.Parameter(torch.zeros(2)) for _ in range(3))
     groups = [{"params": [first]}, {"params": [second], "lr": torch.tensor(0.25)}]

@@ -154,10 +154,13 @@ class UpdateClipping(Attached):
                 copied = _copied(group, some)
                 self._stands_for(optimizer, [{**group, "params": some}])
                 step(self._stand_in)
+                for name in vars(self._stand_in).keys() - vars(optimizer).keys():  # such as that it has warned
+                    setattr(optimizer, name, getattr(self._stand_in, name))
                 self._shorten(copied)
         self._stands_for(optimizer, _emptied(optimizer.param_groups))
 
     def _stands_for(self, optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
+        vars(self._stand_in).clear()  # what a GradScaler has set must not stay
         vars(self._stand_in).update(vars(optimizer), param_groups=groups)
 
     @property
