@@ -6,7 +6,7 @@ from report import head
 from training_figures import behind, best, best_fixed, better, margin, widest_fixed, width
 
 BY_LAYER = ("SpreadRule by layer", "SteadyRule by layer", "twice the median by layer", "AdaGC by layer")
-OF_OTHERS = ("AGC 0.01", "ZClip", "AutoClip", "smartclip", "SPAM", "none")
+OF_OTHERS = ("AGC 0.01", "update RMS 1", "ZClip", "AutoClip", "smartclip", "SPAM", "none")
 COMPARED = ("AdaptiveThreshold", "SteadyRule", "twice the median", *BY_LAYER, *OF_OTHERS)
 
 

@@ -12,6 +12,7 @@ from published_rules import AutoClip, Fixed, Ours, OursBySpread, ZClip, clipped
 from training_runs import Within
 
 import gradclip
+from gradclip.integrations.optax import clip_by_block_rms
 
 
 class NoClipping:
@@ -78,6 +79,11 @@ def agc(optimizer):
     return optax.chain(optax.adaptive_grad_clip(0.01), optimizer)
 
 
+def by_update(optimizer):
+    """Limit the root mean square of each array's update to 1: Shazeer and Stern 2018, section 6."""
+    return optax.chain(optimizer, clip_by_block_rms(1.0))
+
+
 def spam(optimizer, most=5000.0, beta=0.999, every=500, warmup=150):
     """Cut elements whose square is `most` times its average, and forget all moments now and then.
 
@@ -124,6 +130,7 @@ RULES = {
     "AdaGC by layer": AdaGCByLayer,
     "SPAM": partial(Within, spam),
     "AGC 0.01": partial(Within, agc),
+    "update RMS 1": partial(Within, by_update),
     "ZClip": ZClip,
     "AutoClip": AutoClip,
     "smartclip": InstalledSmartClip,
