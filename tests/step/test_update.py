@@ -177,6 +177,30 @@ def test_other_hooks_see_the_groups_and_gradients_as_they_are(one_by_one):
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, Subclass])
+def test_hooks_after_the_step_see_what_is_stored_whenever_they_were_registered(kind):
+    optimizer, seen = kind(parameters(), lr=0.1), []
+    optimizer.register_step_post_hook(lambda given, *_: seen.append(values(given)))
+    clip_update_at_step(optimizer, 0.5)
+    optimizer.register_step_post_hook(lambda given, *_: seen.append(values(given)))
+    steps(optimizer, 1.0)
+    for found in seen[-2:]:
+        assert all(map(torch.equal, found, values(optimizer)))
+
+
+def test_frozen_and_empty_parameters_with_a_gradient_step_as_before(one_by_one):
+    made = []
+    for _ in range(2):
+        some = [*parameters(2), torch.nn.Parameter(torch.zeros(0))]
+        made.append(torch.optim.Adam(some, lr=0.1))
+        some[0].requires_grad_(False)
+    clip_update_at_step(made[0], math.inf)
+    for optimizer in made:
+        steps(optimizer)
+    assert len(made[0].state) == 3
+    assert same(*made)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, Subclass])
 def test_a_closure_is_called_once_and_its_gradients_count(kind, one_by_one):
     weight = torch.nn.Parameter(torch.zeros(2))
     optimizer = kind([weight], lr=0.5)

@@ -75,6 +75,7 @@ class UpdateClipping(Attached):
         self._before = optimizer.register_step_pre_hook(torch.compiler.disable(self._begin))
         self._after = optimizer.register_step_post_hook(torch.compiler.disable(self._end))
         put_runner_last(optimizer, self._before.id)
+        optimizer._optimizer_step_post_hooks.move_to_end(self._after.id, last=False)  # others see what is stored
         self._elsewhere = Elsewhere(optimizer, "clip_update_at_step")
         _CLIPPED.add(optimizer)
 
@@ -186,11 +187,13 @@ class UpdateClipping(Attached):
 
 
 def _copied(group: Mapping[str, Any], parameters: Sequence[torch.Tensor]) -> _Copied:
-    return _Copied(_rate(group), parameters, [parameter.detach().clone() for parameter in parameters])
+    some = [one for one in parameters if one.numel()]
+    return _Copied(_rate(group), some, [one.detach().clone() for one in some])
 
 
 def _trained(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [one for one in parameters if one.requires_grad and one.numel()]
+    """Return what a step may change: frozen parameters, too, as long as they have a gradient."""
+    return [one for one in parameters if one.requires_grad or one.grad is not None]
 
 
 def _in_parts(parameters: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
