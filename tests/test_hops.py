@@ -19,7 +19,7 @@ MOST = {
     "clip_grad_layer_norm_, PyTorch": (15, 48, 52),
     "clip_grad_layer_norm_, PyTorch, frozen layer": (15, 51, 55),
     "clip_by_global_norm, NumPy, array threshold": (10, 29, 37),
-    "clip_by_global_norm, JAX, traced by jit": (35, 189, 304),
+    "clip_by_global_norm, JAX, traced by jit": (35, 189, 308),
     "per_example_clip, NumPy, mask=": (9, 35, 40),
     "clipped_grad, PyTorch": (29, 175, 375),
 }

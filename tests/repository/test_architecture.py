@@ -10,8 +10,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 # What `python scripts/structure.py` may print at its end, at most.
 MOST = {
-    "lines": 60_000,
-    "modules": 300,
+    "lines": 53_500,
+    "modules": 285,
     "circles of modules": 0,
     "circles of rooms": 0,
     "framework members": 105,

@@ -293,17 +293,17 @@ def _checked(max_norm: Any) -> float | FollowingRule | AdaptiveThreshold | Sched
     return max_norm if _changes(max_norm) else float(check_threshold(max_norm))
 
 
-def _rule(max_norm: Any) -> FollowingRule | None:
+def _rule(max_norm: object) -> FollowingRule | None:
     """Return the rule of a threshold that follows the norms."""
     rule = max_norm.rule if isinstance(max_norm, AdaptiveThreshold) else max_norm
     return rule if isinstance(rule, FollowingRule) else None
 
 
-def _changes(max_norm: Any) -> bool:
+def _changes(max_norm: object) -> bool:
     return _rule(max_norm) is not None or callable(max_norm)
 
 
-def _configuration(max_norm: Any) -> Any:
+def _configuration(max_norm: object) -> Any:
     """Return a threshold as numbers and texts, for `get_config`."""
     rule = _rule(max_norm)
     if rule is None:

@@ -7,7 +7,7 @@ To switch, write `from gradclip.integrations.mlx import clip_grad_norm`. What di
 - Each array keeps its dtype. Arrays that need no clipping are returned bit-identical.
 """
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from gradclip._src.backends.imported import needed_for
 from gradclip._src.functional.clip import clip_by_global_norm
@@ -23,7 +23,7 @@ Gradients = TypeVar("Gradients")  # a tree of MLX arrays, such as `nn.value_and_
 
 
 @with_advice
-def clip_grad_norm(grads: Gradients, max_norm: Any) -> tuple[Gradients, mx.array]:
+def clip_grad_norm(grads: Gradients, max_norm: float | mx.array) -> tuple[Gradients, mx.array]:
     """Scale `grads` by min(1, max_norm / norm), with the global norm over all arrays.
 
     Args:

@@ -39,7 +39,7 @@ CALLS = {
 }
 # These take no gradients, or sums over examples.
 OTHERS = {"add_noise", "audited_epsilon", "check_sensitivity", "clipped_fun", "clipped_grad", "clipped_sum_sensitivity"}
-OTHERS |= {"clip_at_step", "explain_spike", "find_max_norm", "guard", "native_status"}
+OTHERS |= {"clip_at_step", "clip_update_at_step", "explain_spike", "find_max_norm", "guard", "native_status"}
 CASES = [(name, kind) for name in CALLS for kind in KINDS]
 
 

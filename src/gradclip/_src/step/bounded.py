@@ -52,7 +52,7 @@ def shorten(
     return torch.where(largest == 0, largest, largest / rate)
 
 
-def _limit(rate: Any, by: float, update: torch.Tensor) -> Any:
+def _limit(rate: float | torch.Tensor, by: float, update: torch.Tensor) -> Any:
     """Return the threshold C for the norm of an update."""
     if by == math.inf:
         return by
