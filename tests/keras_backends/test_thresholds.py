@@ -222,3 +222,16 @@ def test_thresholds_that_are_none():
     config = SGD(max_norm=SpreadRule()).get_config()
     with pytest.raises(ValueError, match="the rule 'Other', which is none of QuantileRule, SpreadRule, SteadyRule"):
         SGD.from_config(config | {"max_norm": config["max_norm"] | {"rule": "Other"}})
+
+
+def test_variables_without_gradients_have_no_threshold():
+    optimizer = SGD(1.0, max_norm=SpreadRule(), scope="variable")
+    optimizer.build([])
+    assert optimizer.last_max_norm.shape == (0,)
+    scale, variable = keras.Variable(1.0), keras.Variable([0.0, 0.0])
+    scale.overwrite_with_gradient = True  # as the scales of float8 layers
+    optimizer = SGD(1.0, max_norm=SpreadRule(), scope="variable")
+    for size in (1.0, 10.0):
+        optimizer.apply([ops.array(7.0), ops.array([0.0, size])], [scale, variable])
+    assert ops.convert_to_numpy(optimizer.last_max_norm).tolist() == [1.0]
+    assert (scale.numpy().tolist(), variable.numpy().tolist()) == (7.0, pytest.approx([0.0, -2.0]))

@@ -158,7 +158,7 @@ class _Clipping(keras.optimizers.Optimizer):
         if not _changes(self.max_norm):
             return
         wide = any(keras.backend.standardize_dtype(variable.dtype) == "float64" for variable in variables)
-        shape = (len(variables),) if self.scope == "variable" and _rule(self.max_norm) else ()
+        shape = (len(_with_gradients(variables)),) if self.scope == "variable" and _rule(self.max_norm) else ()
         like = np.zeros(shape, np.float64 if wide else np.float32)
         self._last_max_norm = self._same_everywhere(like, "last_max_norm")
         if rule := _rule(self.max_norm):
@@ -169,7 +169,8 @@ class _Clipping(keras.optimizers.Optimizer):
         """Return a new variable, equal on all replicas, filled with the one number that an array holds."""
         # PyTorch indexes by int64, which JAX does not have by default.
         whole = "int64" if keras.backend.backend() == "torch" else "int"
-        dtype, start = whole if full.dtype.kind == "i" else full.dtype.name, keras.initializers.Constant(full.flat[0])
+        dtype = whole if full.dtype.kind == "i" else full.dtype.name
+        start = keras.initializers.Constant(full.max(initial=0))  # 0 where no variable is trained
         return self.add_variable(full.shape, start, dtype, aggregation="only_first_replica", name=name)
 
     @property
@@ -210,10 +211,11 @@ class _Clipping(keras.optimizers.Optimizer):
 
     def _backend_apply_gradients(self, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> None:
         own = self.scope == "variable" and _rule(self.max_norm) is not None
-        if own and [*map(self._get_variable_index, trainable_variables)] != [*range(len(self._trainable_variables))]:
+        needed = _with_gradients(self._trainable_variables)
+        if own and [*map(self._get_variable_index, trainable_variables)] != needed:
             raise ValueError(
                 f"scope='variable' with a max_norm that follows the norms needs a gradient for each of the "
-                f"{len(self._trainable_variables)} variables at each update, in their order, got "
+                f"{len(needed)} variables at each update, in their order, got "
                 f"{len(trainable_variables)}. Build the optimizer with those that have gradients, or pass a number."
             )
         super()._backend_apply_gradients(grads, trainable_variables)
@@ -301,6 +303,11 @@ def _rule(max_norm: object) -> FollowingRule | None:
 
 def _changes(max_norm: object) -> bool:
     return _rule(max_norm) is not None or callable(max_norm)
+
+
+def _with_gradients(variables: Sequence[Any]) -> list[int]:
+    """Return the places of the variables that are not, like the scales of float8 layers, overwritten by Keras."""
+    return [at for at, each in enumerate(variables) if not getattr(each, "overwrite_with_gradient", False)]
 
 
 def _configuration(max_norm: object) -> Any:
