@@ -224,6 +224,20 @@ def test_thresholds_that_are_none():
         SGD.from_config(config | {"max_norm": config["max_norm"] | {"rule": "Other"}})
 
 
+@pytest.mark.parametrize("returned", [None, [1.0, 2.0], np.ones(2, np.float32)])
+def test_a_schedule_that_returns_no_number_changes_nothing(returned):
+    optimizer = SGD(1.0, max_norm=lambda step: returned, scope="variable")
+    with pytest.raises(TypeError, match="must be one number at each step, but the schedule returned"):
+        updates(arrays([3.0], [4.0]), optimizer)
+    assert (float(optimizer.last_norm), optimizer.counts()) == (0.0, (0, 0))
+
+
+def test_a_schedule_may_return_a_variable():
+    threshold = keras.Variable(2.5)
+    optimizer = SGD(1.0, max_norm=lambda step: threshold)
+    assert updates(arrays([3.0, 4.0]), optimizer)[0] == pytest.approx([1.5, 2.0])
+
+
 def test_variables_without_gradients_have_no_threshold():
     optimizer = SGD(1.0, max_norm=SpreadRule(), scope="variable")
     optimizer.build([])

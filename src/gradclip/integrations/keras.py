@@ -247,7 +247,12 @@ class _Clipping(keras.optimizers.Optimizer):
         if rule := _rule(self.max_norm):
             return rule.max_norm(self._history_now())
         found = cast("Schedule", self.max_norm)(ops.copy(self._iterations))
-        return found if isinstance(found, numbers.Real) else ops.convert_to_tensor(found)
+        if isinstance(found, numbers.Real):
+            return found
+        threshold = None if found is None else ops.copy(found)
+        if threshold is None or len(threshold.shape):
+            raise TypeError(f"max_norm must be one number at each step, but the schedule returned {typed(found)}.")
+        return threshold
 
     def _history_now(self) -> Any:
         return tuple(map(ops.copy, self._history))
