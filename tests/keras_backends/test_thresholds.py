@@ -224,6 +224,21 @@ def test_thresholds_that_are_none():
         SGD.from_config(config | {"max_norm": config["max_norm"] | {"rule": "Other"}})
 
 
+def test_a_threshold_set_later_needs_the_same_variables():
+    optimizer = SGD(1.0, max_norm=SpreadRule(window=4))
+    optimizer.max_norm = 1
+    assert (type(optimizer.max_norm), float(optimizer.last_max_norm)) == (float, 1.0)
+    optimizer.max_norm = SpreadRule(window=4)
+    updates(arrays([3.0, 4.0]), optimizer)
+    for given in (1.0, falling, SpreadRule(window=5), SteadyRule(window=4)):
+        with pytest.raises(ValueError, match=r"must stay a number, a schedule, or a rule .* Make a new optimizer"):
+            optimizer.max_norm = given
+    optimizer.max_norm = RULES[0]
+    assert float(RULES[0].max_norm(optimizer._history_now())) == 5.0
+    with pytest.raises(ValueError, match="must not be negative"):
+        optimizer.max_norm = -1.0
+
+
 @pytest.mark.parametrize("returned", [None, [1.0, 2.0], np.ones(2, np.float32)])
 def test_a_schedule_that_returns_no_number_changes_nothing(returned):
     optimizer = SGD(1.0, max_norm=lambda step: returned, scope="variable")

@@ -130,6 +130,8 @@ class ClippingMetrics(keras.callbacks.Callback):
 class _Clipping(keras.optimizers.Optimizer):
     """A mixin for optimizer classes: it adds the arguments of `clipped`, and clips just before the update."""
 
+    _max_norm: float | FollowingRule | AdaptiveThreshold | Schedule
+
     def __init__(
         self,
         *args: object,
@@ -172,6 +174,21 @@ class _Clipping(keras.optimizers.Optimizer):
         dtype = whole if full.dtype.kind == "i" else full.dtype.name
         start = keras.initializers.Constant(full.max(initial=0))  # 0 where no variable is trained
         return self.add_variable(full.shape, start, dtype, aggregation="only_first_replica", name=name)
+
+    @property
+    def max_norm(self) -> float | FollowingRule | AdaptiveThreshold | Schedule:
+        """The threshold, or what makes one. Steps compiled before it was set keep theirs: compile the model again."""
+        return self._max_norm
+
+    @max_norm.setter
+    def max_norm(self, max_norm: float | FollowingRule | AdaptiveThreshold | Schedule) -> None:
+        threshold = _checked(max_norm)
+        if self.built and _kept(threshold) != _kept(self._max_norm):
+            raise ValueError(
+                "max_norm of an optimizer that is built must stay a number, a schedule, or a rule with the same "
+                f"history, got {shown(threshold)}. Make a new optimizer, and compile the model with it."
+            )
+        self._max_norm = threshold
 
     @property
     def last_norm(self) -> Scalar:
@@ -308,6 +325,12 @@ def _rule(max_norm: object) -> FollowingRule | None:
 
 def _changes(max_norm: object) -> bool:
     return _rule(max_norm) is not None or callable(max_norm)
+
+
+def _kept(max_norm: Any) -> tuple[int, ...]:
+    """Say which variables a threshold needs."""
+    rule = _rule(max_norm)
+    return (int(callable(max_norm)),) if rule is None else (rule._arrays, rule.window)
 
 
 def _with_gradients(variables: Sequence[Any]) -> list[int]:
