@@ -327,7 +327,7 @@ def _changes(max_norm: object) -> bool:
     return _rule(max_norm) is not None or callable(max_norm)
 
 
-def _kept(max_norm: Any) -> tuple[int, ...]:
+def _kept(max_norm: object) -> tuple[int, ...]:
     """Say which variables a threshold needs."""
     rule = _rule(max_norm)
     return (int(callable(max_norm)),) if rule is None else (rule._arrays, rule.window)
@@ -371,7 +371,7 @@ def _check(scope: Scope, nonfinite: Policy) -> None:
         )
 
 
-def _clipping_of(optimizer: Any) -> _Clipping:
+def _clipping_of(optimizer: object) -> _Clipping:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if isinstance(inner, _Clipping):
         return inner
