@@ -55,10 +55,21 @@ def _tensorflow(compute: Callable[[Portable, Any], Any], x: np.ndarray) -> np.nd
     return once.get_concrete_function(tf.constant(x))(tf.constant(x)).numpy()
 
 
+def _mlx(compute: Callable[[Portable, Any], Any], x: np.ndarray) -> np.ndarray:
+    import mlx.core as mx
+
+    from gradclip._src.backends.mlx.lazy import Lazy
+
+    once = mx.compile(partial(compute, Lazy(visible=False, wide=FLOAT64)))
+    with mx.stream(mx.cpu):
+        return np.asarray(once(mx.array(x, dtype=getattr(mx, x.dtype.name))).astype(mx.float64))
+
+
 _RUNS: dict[str, tuple[Run, str]] = {
     "PyTorch": (_torch, portable.__name__),
     "JAX": (_jax, "gradclip._src.backends.jax.traced"),
     "TensorFlow": (_tensorflow, "gradclip._src.backends.tensorflow.graph"),
+    "MLX": (_mlx, "gradclip._src.backends.mlx.lazy"),
 }
 
 
@@ -96,7 +107,7 @@ def _check_cuts(framework: str) -> str:
             like = SimpleNamespace(dtype=SimpleNamespace(name=target.name))
 
             def cut(backend: Portable, x: Any, like: Any = like, target: Format = target) -> Any:
-                like.dtype = getattr(backend.xp, target.name) if framework == "PyTorch" else target.name
+                like.dtype = getattr(backend.xp, target.name) if framework in ("PyTorch", "MLX") else target.name
                 return backend.narrow(x, like)
 
             size = np.abs(fits.astype(np.float64))
