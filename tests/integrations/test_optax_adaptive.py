@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from jax.experimental.sparse import BCOO
+from orbax import checkpoint
 
 from gradclip import QuantileRule, SpreadRule, SteadyRule
 from gradclip.integrations.optax import adaptive_clip_by_global_norm, adaptive_clip_by_layer_norm, skip_spikes
@@ -254,3 +255,18 @@ def test_leaves_that_do_not_count_keep_their_thresholds_and_other_leaves_are_ref
     assert adaptive_clip_by_layer_norm().update({}, adaptive_clip_by_layer_norm().init({}))[0] == {}
     with pytest.raises(ValueError, match=r"the updates have 1 leaves, but the state has histories of 3. Call init"):
         transform.update({"w": jnp.zeros(2)}, state)
+
+
+@pytest.mark.parametrize("make", [adaptive_clip_by_global_norm, adaptive_clip_by_layer_norm])
+def test_orbax_restores_a_state(make, tmp_path):
+    transform, tree = make(SpreadRule(window=4)), {"w": jnp.ones(3), "b": jnp.ones(2)}
+    state = transform.init(tree)
+    for norm in (1.0, 2.0, 9.0):
+        _, state = transform.update({"w": tree["w"] * norm, "b": tree["b"]}, state)
+    with checkpoint.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", state)
+        checkpointer.wait_until_finished()
+        restored = checkpointer.restore(tmp_path / "state", jax.tree.map(jnp.zeros_like, state))
+    assert jax.tree.structure(restored) == jax.tree.structure(state)
+    for mine, theirs in zip(jax.tree.leaves(state), jax.tree.leaves(restored), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
