@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from frameworks import numpy_dtype
+from frameworks import from_mlx, numpy_dtype
 
 ORDERS = (2, 2, 2, 1, 3, 1.5, math.inf, -math.inf)
 SIZES = (0, 1, 2, 3, 5, 7, 16, 17, 33, 257)
@@ -195,6 +195,8 @@ def numbers(x: Any) -> np.ndarray:
     if isinstance(x, torch.Tensor):
         x = x.detach().contiguous().resolve_conj()
         x = x.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if x.dtype is torch.bfloat16 else x.numpy()
+    if type(x).__module__ == "mlx.core":
+        x = from_mlx(x)
     # NumPy takes no scalar of TensorFlow in bfloat16.
     x = np.asarray(x.numpy() if type(x).__name__ == "EagerTensor" else x)
     return x.astype(x.dtype if x.dtype == ml_dtypes.bfloat16 else x.dtype.newbyteorder("=")).reshape(-1)

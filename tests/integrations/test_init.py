@@ -19,9 +19,11 @@ NEW = {
     "jax_privacy": {"clip_and_round_to_grid", "with_gradclip"},
     "optax": {
         "AdaptiveClipState",
+        "LayerClipState",
         "NormState",
         "SkipSpikesState",
         "adaptive_clip_by_global_norm",
+        "adaptive_clip_by_layer_norm",
         "clip_by_global_norm_with_state",
         "skip_spikes",
     },

@@ -109,16 +109,13 @@ def of_number(norm: float, error: float, max_norm: float) -> tuple[tuple[float, 
 
 
 def _never_kept(backend: Backend, norm: Norm, numerator: Array, larger: Array, never: Array) -> Coefficient:
-    """Return numerator / larger, lowered, for a target that never keeps elements. `larger` is as in `_quotient`.
-
-    Only sums over examples have such targets, in the wide format.
-    """
+    """Return numerator / larger, lowered, for a target that never keeps elements. `larger` is as in `_quotient`."""
     xp = backend.xp
     plain = _quotient(backend, norm, numerator, larger)
     if norm.divisor is None or backend.wide is not FLOAT64:
         highest = 2.0 ** (backend.wide.max_exponent - 2)
-        only = Factors(_flushed(xp, xp.where(plain > highest, highest, plain), backend.wide.tiny))
-        return Coefficient(never, never, only, only)
+        plain = _flushed(xp, xp.where(plain > highest, highest, plain), backend.wide.tiny)
+        return Coefficient(never, never, Factors(plain), _narrow(backend, plain))
     wide = _tiny_too(backend, norm, numerator, larger, plain, ~never)
     huge = plain > 2.0**1010
     # The norm is then below 2**14, and its divisor at most 1.
@@ -126,7 +123,7 @@ def _never_kept(backend: Backend, norm: Norm, numerator: Array, larger: Array, n
     rest = xp.clip(numerator / reduced * _lowered(backend), 0.0, 2.0**1022)
     first = xp.where(huge, xp.full_like(plain, _WIDE_FIRST), wide.first)
     wide = Factors(first, xp.where(huge, rest, wide.second))
-    return Coefficient(never, never, wide, wide)
+    return Coefficient(never, never, wide, _narrow(backend, plain))
 
 
 def _quotient(backend: Backend, norm: Norm, numerator: Array, larger: Array) -> Array:
@@ -161,16 +158,18 @@ def _lowered(backend: Backend) -> float:
 
 
 def _narrow(backend: Backend, factor: Array) -> Factors:
-    """Return the factors of float32 products: a wide factor of at most 1, lowered, and split if it is too small."""
+    """Return the factors of float32 products: a wide factor, lowered, and split if it leaves float32's range."""
     if backend.wide is not FLOAT64:
         return Factors(_flushed(backend.xp, factor, backend.wide.tiny))
     xp = backend.xp
     lowered = factor * NARROW_LOWERED
-    tiny = lowered < _NARROW_SECOND
+    one = xp.ones_like(factor)
+    tiny, huge = lowered < _NARROW_SECOND, lowered > 2.0**100
     first = xp.where(tiny, lowered / _NARROW_SECOND * _TWICE_ROUNDED, lowered)
     first = _flushed(xp, first, _NARROW_SECOND)
-    one = xp.ones_like(factor)
-    second = xp.where(tiny, one * _NARROW_SECOND, one)
+    capped = xp.where(huge, xp.where(lowered > 2.0**200, one * 2.0**200, lowered), one) * _NARROW_SECOND
+    first = xp.where(huge, one / _NARROW_SECOND, first)
+    second = xp.where(tiny, one * _NARROW_SECOND, xp.where(huge, capped, one))
     return Factors(xp.astype(first, xp.float32), xp.astype(second, xp.float32))
 
 
