@@ -26,6 +26,7 @@ OPTIMIZERS = {
     "SGD": {"momentum": 0.9, "nesterov": True},
     "SparseAdam": {},
 }
+DTYPES = [torch.bfloat16, torch.float32]
 WAYS = [{"foreach": False}, {"foreach": True}, {"fused": True}]
 
 
@@ -93,6 +94,20 @@ def test_every_optimizer_steps_the_same_where_nothing_is_clipped(name, one_by_on
     before = values(bounded)
     steps(bounded, 1.0, sparse=name == "SparseAdam")
     assert 0 < max(moved(bounded, before)) < 0.011
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_adafactor_takes_one_epsilon_for_several_dtypes(foreach, one_by_one):
+    made = []
+    for _ in range(2):
+        some = [torch.nn.Parameter(one.detach().to(dtype)) for one, dtype in zip(parameters(2), DTYPES, strict=True)]
+        made.append(torch.optim.Adafactor(some, lr=0.01, foreach=foreach))
+    clip_update_at_step(made[0], math.inf)
+    for optimizer in made:
+        for one in optimizer.param_groups[0]["params"]:
+            one.grad = torch.full_like(one, 1e-4)
+        optimizer.step()
+    assert same(*made)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)

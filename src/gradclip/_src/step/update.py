@@ -125,7 +125,7 @@ class UpdateClipping(Attached):
         self._elsewhere.arrived()
         for group in optimizer.param_groups:
             _rate(group)
-        if type(optimizer) not in _BY_PARAMETER or not self._is_last:
+        if type(optimizer) not in _BY_PARAMETER or _shares_eps(optimizer) or not self._is_last:
             self._copies.append([_copied(group, _trained(group["params"])) for group in optimizer.param_groups])
             return None
         self._copies.append([])
@@ -189,6 +189,12 @@ class UpdateClipping(Attached):
 def _copied(group: Mapping[str, Any], parameters: Sequence[torch.Tensor]) -> _Copied:
     some = [one for one in parameters if one.numel()]
     return _Copied(_rate(group), some, [one.detach().clone() for one in some])
+
+
+def _shares_eps(optimizer: Optimizer) -> bool:
+    """Say whether Adafactor takes the epsilon of parameters from the dtype of another one."""
+    several = (len({one.dtype for one in group["params"]}) > 1 for group in optimizer.param_groups)
+    return type(optimizer).__name__ == "Adafactor" and any(several)
 
 
 def _trained(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
