@@ -1,6 +1,7 @@
 """Steps clip what they change, with whatever else is attached to the optimizer."""
 
 import copy
+import functools
 import math
 import pickle
 
@@ -290,6 +291,20 @@ def test_what_the_step_notes_stays(monkeypatch, one_by_one):
     clip_update_at_step(optimizer)
     steps(optimizer)
     assert (optimizer.has_warned, optimizer.count) == (True, 1)
+
+
+@pytest.mark.parametrize("wraps", [functools.wraps(torch.optim.SGD.step), lambda step: step], ids=["wraps", "plain"])
+@pytest.mark.parametrize("early", [False, True])
+def test_a_step_that_somebody_has_patched_is_clipped_once(wraps, early, monkeypatch, one_by_one):
+    plain = torch.optim.SGD.step
+    optimizer = None if early else torch.optim.SGD(parameters(), lr=0.1)
+    monkeypatch.setattr(torch.optim.SGD, "step", wraps(lambda *given, **named: plain(*given, **named)))
+    optimizer = optimizer or torch.optim.SGD(parameters(), lr=0.1)
+    clipping = clip_update_at_step(optimizer)
+    before = values(optimizer)
+    steps(optimizer, 30.0)
+    assert clipping.steps == 1
+    assert moved(optimizer, before) == pytest.approx([1.0] * 4, rel=1e-4)
 
 
 def test_learning_rates_are_those_of_the_step_and_of_the_group(one_by_one):

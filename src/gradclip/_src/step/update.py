@@ -149,7 +149,8 @@ class UpdateClipping(Attached):
     @torch.no_grad()
     def _step_by_parameters(self, optimizer: Optimizer) -> None:
         """Step some parameters after the others. Afterwards, a step of the stand-in finds none."""
-        step = type(optimizer).step.__wrapped__
+        step = type(optimizer).step
+        step = getattr(step, "__wrapped__", step)  # without its hooks
         for group in optimizer.param_groups:
             for some in _in_parts(group["params"]):
                 copied = _copied(group, some)
@@ -163,6 +164,8 @@ class UpdateClipping(Attached):
     def _stands_for(self, optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
         vars(self._stand_in).clear()  # what a GradScaler has set must not stay
         vars(self._stand_in).update(vars(optimizer), param_groups=groups)
+        self._stand_in._optimizer_step_pre_hooks = {}  # a step that somebody has patched runs them
+        self._stand_in._optimizer_step_post_hooks = {}
 
     @property
     def _is_last(self) -> bool:
