@@ -420,6 +420,7 @@ def flat():
         (lambda: torch.optim.ASGD(parameters()), TypeError, "ASGD keeps in its state"),
         (lambda: ScheduleFree(parameters()), TypeError, "ScheduleFree keeps in its state"),
         (lambda: WithoutRate(parameters()), ValueError, "no 'lr'"),
+        (lambda: WithoutRate([{"params": parameters(), "lr": None}]), ValueError, "no 'lr'"),
         (lambda: torch.optim.SGD(parameters(), differentiable=True), ValueError, "differentiable=True"),
         (lambda: torch.optim.SGD(flat(), lr=1.0), ValueError, "shards of FullyShardedDataParallel"),
         (lambda: torch.nn.Linear(1, 1), TypeError, "optimizer must be an optimizer of torch.optim"),

@@ -226,7 +226,7 @@ def _emptied(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _rate(group: Mapping[str, Any]) -> float | torch.Tensor:
     """Return the learning rate of a group; on an accelerator, where it is not read, a copy of the tensor."""
-    if "lr" not in group:
+    if group.get("lr") is None:
         raise ValueError(
             "a parameter group has no 'lr', and the bound of its updates is max_rms times the learning rate. Set "
             "group['lr'] to the learning rate that its step has."
