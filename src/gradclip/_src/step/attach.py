@@ -211,8 +211,8 @@ def clip_update_at_step(optimizer: Steps, max_rms: Threshold = 1.0) -> UpdateCli
     `max_rms * lr`, in any dtype. To hold it, the sum is rounded toward the parameter before. In a half type, a short
     update may so be lost, as it may without clipping.
 
-    - An update within the bound stays as the optimizer made it, bit by bit. So does one with NaN or infinity: to skip
-      such steps, use `gradclip.clip_at_step` with `nonfinite="skip"`.
+    - An update below 0.99999 of the bound stays as the optimizer made it, bit by bit. So does one with NaN or infinity:
+      to skip such steps, use `gradclip.clip_at_step` with `nonfinite="skip"`.
     - The optimizer's state is that of an unclipped step, and its `state_dict` gets nothing more.
     - The parameters are copied before the step. Optimizers of `torch.optim`, with `foreach` and `fused` too, step about
       32 MiB of parameters after the others, and only these are copied. For all others, subclasses of these included,
