@@ -103,6 +103,14 @@ def test_wide_layers_and_layers_that_do_not_count():
     np.testing.assert_allclose(many.next_max_norm, [1e101, math.inf])
 
 
+def test_a_step_that_skips_a_layer_counts_as_skipped_alone_as_for_a_monitor():
+    many, monitor, layers = AdaptiveThreshold(QuantileRule()), gradclip.Monitor(), parameters(2)
+    for sizes in ((1, 1), (10, math.nan), (10, 1)):
+        give(layers, [np.full(3, size, np.float32) for size in sizes])
+        gradclip.clip_grad_layer_norm_(layers, many, nonfinite="drop", monitor=monitor)
+    assert (many.num_clipped, many.num_skipped) == (monitor.num_clipped, monitor.num_skipped) == (1, 1)
+
+
 # Errors
 
 

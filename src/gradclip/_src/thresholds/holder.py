@@ -55,8 +55,8 @@ class AdaptiveThreshold:
 
     Layers are known by their names, else by their places and shapes. Other layers, or another order, are an error. A
     layer that has no gradient at a step, or a norm that is 0 or not finite, keeps its threshold. `norm`, `max_norm` and
-    `next_max_norm` are then vectors, with 0 as the norm of a layer without a gradient. A step counts as clipped or
-    skipped if a layer was. If a gradient is float64, all thresholds are.
+    `next_max_norm` are then vectors, with 0 as the norm of a layer without a gradient. A step counts as skipped if a
+    layer was, else as clipped if one was. If a gradient is float64, all thresholds are.
 
     If several processes hold parts of the gradients, make one `AdaptiveThreshold` in each. They see equal norms, so
     their thresholds are equal to the last bit. On an accelerator, nothing waits for the device until you read a value.
@@ -254,7 +254,8 @@ class AdaptiveThreshold:
         limits = framework.beside(limits, each) if known else framework.like(each, dtype_name(limits), _host(limits))
         finite = xp.isfinite(each)
         skipped = xp.any(~finite) if nonfinite.blanks else False
-        more = {"steps": 1, "num_clipped": xp.any(finite & (each > limits)), "num_skipped": skipped}
+        clipped = xp.any(finite & (each > limits)) & (skipped == 0)
+        more = {"steps": 1, "num_clipped": clipped, "num_skipped": skipped}
         self._counts = {name: count + more[name] for name, count in self._counts.items()}
         self._order, self._layers, self._history, self.norm, self.max_norm = order, layers, history, each, limits
 
