@@ -107,5 +107,8 @@ def check_scoped(scope: Scope, max_norm: object) -> None:
     if isinstance(max_norm, AdaptiveThreshold) and scope == "layer":
         max_norm._check_takes_layers()
     elif isinstance(max_norm, AdaptiveThreshold | Mapping):
-        what = "patterns of names" if isinstance(max_norm, Mapping) else "an AdaptiveThreshold"
-        raise ValueError(f"scope={scope!r} takes one number as max_norm, got {what}. Pass a number, or scope='global'.")
+        named = isinstance(max_norm, Mapping)
+        what, other = ("patterns of names", "") if named else ("an AdaptiveThreshold", "scope='layer' or ")
+        raise ValueError(
+            f"scope={scope!r} takes one number as max_norm, got {what}. Pass a number, or {other}scope='global'."
+        )
