@@ -98,7 +98,7 @@ JAX = {
 
 
 def settings_of(framework):
-    more = {"numpy": {}, "torch": TORCH, "torch-device": TORCH}.get(framework.name, JAX)
+    more = {"numpy": {}, "torch": TORCH, "torch-device": TORCH, "mlx": {}, "mlx-device": {}}.get(framework.name, JAX)
     found = ANY | more
     if framework.name == "torch-device":
         # PyTorch's operations flush then: bits differ, the bound holds, of which `exact/test_flushing.py` is the test.

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from frameworks import from_mlx, numpy_dtype
+from frameworks import from_mlx, numpy_dtype, to_mlx
 
 ORDERS = (2, 2, 2, 1, 3, 1.5, math.inf, -math.inf)
 SIZES = (0, 1, 2, 3, 5, 7, 16, 17, 33, 257)
@@ -155,6 +155,8 @@ def _own(framework, base):
         return base.copy()
     if framework.startswith("torch"):
         return as_tensor(base)
+    if framework.startswith("mlx"):
+        return to_mlx(base)
     if framework == "tensorflow":
         import tensorflow as tf
 

@@ -107,7 +107,7 @@ def _tensorflow(array: np.ndarray) -> Any:
     return tf.constant(array)
 
 
-def _mlx(array: np.ndarray) -> Any:
+def to_mlx(array: np.ndarray) -> Any:
     import mlx.core as mx
 
     if array.dtype == ml_dtypes.bfloat16:
@@ -135,12 +135,12 @@ ALL = (
     Framework("jax-jit", jnp.asarray, np.asarray, NARROW, traced=True, jit=True),
     Framework("jax-x64", jnp.asarray, np.asarray, ("float64", "complex128")),
     Framework("jax-x64-jit", jnp.asarray, np.asarray, ("float64", "complex128"), traced=True, jit=True),
-    Framework("mlx", _mlx, from_mlx, ("float64", *NARROW)),
-    Framework("mlx-device", _mlx, from_mlx, ("float64", *NARROW), traced=True),
+    Framework("mlx", to_mlx, from_mlx, ("float64", *NARROW)),
+    Framework("mlx-device", to_mlx, from_mlx, ("float64", *NARROW), traced=True),
 )
 MORE_OF_MLX = (
-    Framework("mlx-device32", _mlx, from_mlx, NARROW, traced=True),  # without float64, as a GPU
-    Framework("mlx-jit", _mlx, from_mlx, ("float64", *NARROW), traced=True, jit=True),  # takes minutes to compile
+    Framework("mlx-device32", to_mlx, from_mlx, NARROW, traced=True),  # without float64, as a GPU
+    Framework("mlx-jit", to_mlx, from_mlx, ("float64", *NARROW), traced=True, jit=True),  # takes minutes to compile
 )
 WITH_FLOAT32 = tuple(framework for framework in ALL if "float32" in framework.dtypes)
 WITH_FLOAT64 = tuple(framework for framework in ALL if "float64" in framework.dtypes)
