@@ -104,6 +104,12 @@ def test_thresholds_are_not_rounded_up(value):
         assert found.item() == FLOAT32.toward_zero(value)
 
 
+@pytest.mark.parametrize("dtype", ["int32", "uint32", "int64", "uint64"])
+def test_integers_as_thresholds_are_not_rounded_up(dtype):
+    given = mx.array([0, 5, 2**24 + 1, 2**24 + 3], dtype=getattr(mx, dtype))
+    assert Lazy(visible=True, wide=FLOAT32).scalar(given, ()).tolist() == [0, 5, 2**24, 2**24 + 2]
+
+
 def test_a_gpu_leaves_float64_to_the_cpu(monkeypatch):
     from gradclip._src.backends.mlx import framework
 

@@ -78,7 +78,8 @@ class Lazy(Portable):
 
     def scalar(self, value: Any, near: Sequence[mx.array]) -> mx.array:
         if isinstance(value, mx.array):
-            return _not_above(value) if self.wide is FLOAT32 and value.dtype == mx.float64 else self.widen(value)
+            fits = self.wide is FLOAT64 or value.dtype in (mx.float32, mx.float16, mx.bfloat16)
+            return self.widen(value) if fits else _not_above(value)
         known = np.asarray(value, np.float64)
         if self.wide is FLOAT32:
             with np.errstate(over="ignore"):
@@ -142,7 +143,8 @@ def array_of(leaf: Any) -> mx.array:
 
 
 def _not_above(value: mx.array) -> mx.array:
-    """Convert float64 numbers to float32, not rounded up."""
+    """Convert float64 numbers or integers to float32, not rounded up."""
     with mx.stream(mx.cpu):
+        value = value.astype(mx.float64)
         nearest = value.astype(mx.float32)
         return mx.where(nearest > value, namespace.from_bits(namespace.bits(nearest) - 1), nearest)
