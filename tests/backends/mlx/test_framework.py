@@ -4,6 +4,7 @@ import ml_dtypes
 import mlx.core as mx
 import numpy as np
 import pytest
+import torch
 
 import gradclip
 from gradclip._src.backends.mlx.framework import HOST, MLX, traced
@@ -72,3 +73,10 @@ def test_frameworks_do_not_mix():
         gradclip.global_norm([mx.ones(2), np.ones(2)])
     with pytest.raises(TypeError, match="argument 0 holds MLX arrays, which gradclip cannot differentiate"):
         gradclip.clipped_grad(lambda p, x: mx.sum(p * x), 1.0)(mx.ones(2), mx.ones((3, 2)))
+    for batched in (
+        lambda x: gradclip.clipped_fun(lambda x: x, 1.0)(x),
+        lambda x: gradclip.clipped_fun(lambda x, y: x, 1.0, batch_argnums=(0, 1))(x, np.ones(3)),
+        lambda x: gradclip.clipped_grad(lambda p, x: (p * x).sum(), 1.0, batch_argnums=0, argnums=1)(x, torch.ones(2)),
+    ):
+        with pytest.raises(TypeError, match="argument 0 holds MLX arrays, which gradclip cannot split into examples"):
+            batched(mx.ones((3, 2)))

@@ -23,6 +23,7 @@ from gradclip._src.private.ghost.step import Clip, in_factors, parameters_of, pl
 from gradclip._src.private.sums.call_arguments import (
     batch_size,
     check_assumption,
+    check_batches_of,
     check_positions,
     closed,
     framework_to_differentiate,
@@ -246,6 +247,7 @@ class ClippedFunction(FunctionSettings):
     def _framework(self, args: Sequence[Any]) -> Entry:
         """Return the framework of the first differentiated argument, or else the first among all arguments."""
         if self.argnums is None:
+            check_batches_of(None, args, self.batch_argnums)
             return differentiating(leaf for arg in args for leaf in flatten(arg).leaves)
         return framework_to_differentiate(args, self.argnums, self.batch_argnums)
 

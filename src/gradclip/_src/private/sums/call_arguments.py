@@ -247,7 +247,7 @@ def framework_to_differentiate(
             )
     if found or all_numbers(leaves):
         framework = differentiating(leaves)
-        _check_batches_of(framework, args, batch_argnums)
+        check_batches_of(framework, args, batch_argnums)
         return framework
     raise TypeError(
         f"argument {first} must hold the parameters, in arrays of {names_of_all(has_derivatives=True)}, got "
@@ -255,11 +255,16 @@ def framework_to_differentiate(
     )
 
 
-def _check_batches_of(framework: Entry, args: Sequence[Any], batch_argnums: Sequence[int]) -> None:
-    """Raise a TypeError if a batch holds arrays of a different framework than the parameters."""
+def check_batches_of(framework: Entry | None, args: Sequence[Any], batch_argnums: Sequence[int]) -> None:
+    """Raise a TypeError if a batch holds arrays that cannot be mapped, or of another framework than the parameters."""
     for i in batch_argnums:
         for other in entries_of(flatten(args[i]).leaves):
-            if other.has_derivatives and other is not framework:
+            if not other.has_derivatives and other.module != "numpy":
+                raise TypeError(
+                    f"argument {i} holds {other.name} arrays, which gradclip cannot split into examples. Convert them "
+                    f"with {conversions()}. If you already have per-example gradients, call gradclip.per_example_clip."
+                )
+            if framework is not None and other.has_derivatives and other is not framework:
                 raise TypeError(
                     f"argument {i} holds arrays of {other.module}, but the parameters are of {framework.module}. "
                     "Convert one of them."
