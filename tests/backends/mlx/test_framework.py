@@ -71,7 +71,7 @@ def test_like_makes_each_dtype():
 def test_frameworks_do_not_mix():
     with pytest.raises(TypeError, match=r"one tree must hold arrays of one framework, got mlx\.core and numpy"):
         gradclip.global_norm([mx.ones(2), np.ones(2)])
-    with pytest.raises(TypeError, match="argument 0 holds MLX arrays, which gradclip cannot differentiate"):
+    with pytest.raises(TypeError, match=r"argument 0 holds MLX arrays, .* differentiate.*with numpy\.array, then"):
         gradclip.clipped_grad(lambda p, x: mx.sum(p * x), 1.0)(mx.ones(2), mx.ones((3, 2)))
     for batched in (
         lambda x: gradclip.clipped_fun(lambda x: x, 1.0)(x),

@@ -213,9 +213,10 @@ def names_of_all(*, has_derivatives: bool = False) -> str:
     return f"{', '.join(others)} or {last}"
 
 
-def conversions() -> str:
-    """Return the functions that convert NumPy arrays, for errors."""
-    return " or ".join(sorted(entry.from_numpy for entry in _ENTRIES.values() if entry.from_numpy))
+def conversions(given: Entry) -> str:
+    """Return the functions that convert a framework's arrays to those with derivatives, for errors."""
+    found = " or ".join(sorted(entry.from_numpy for entry in _ENTRIES.values() if entry.from_numpy))
+    return found if given.module == "numpy" else f"numpy.array, then with {found}"
 
 
 def ways_to_examples() -> str:

@@ -243,7 +243,7 @@ def framework_to_differentiate(
         if not entry.has_derivatives:
             raise TypeError(
                 f"argument {first} holds {entry.name} arrays, which gradclip cannot differentiate. Convert them with "
-                f"{conversions()}. If you already have per-example gradients, call gradclip.per_example_clip."
+                f"{conversions(entry)}. If you already have per-example gradients, call gradclip.per_example_clip."
             )
     if found or all_numbers(leaves):
         framework = differentiating(leaves)
@@ -262,7 +262,8 @@ def check_batches_of(framework: Entry | None, args: Sequence[Any], batch_argnums
             if not other.has_derivatives and other.module != "numpy":
                 raise TypeError(
                     f"argument {i} holds {other.name} arrays, which gradclip cannot split into examples. Convert them "
-                    f"with {conversions()}. If you already have per-example gradients, call gradclip.per_example_clip."
+                    f"with {conversions(other)}. If you already have per-example gradients, call "
+                    "gradclip.per_example_clip."
                 )
             if framework is not None and other.has_derivatives and other is not framework:
                 raise TypeError(
