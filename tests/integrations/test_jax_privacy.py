@@ -1,6 +1,7 @@
 """`clip_pytree` of `jax_privacy.clipping`: every row of its table, untraced and traced, and its switches."""
 
 import math
+from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
@@ -139,6 +140,14 @@ def test_thresholds_with_unit_norm(clip):
     assert matches(clipped, {"w": [0.6, 0.8], "b": [[0.5]]})
     clipped, _ = clip(TREE, {"w": math.inf, "b": (0.0, None)}, True)
     assert matches(clipped, {"w": [0.0, 0.0], "b": [[1.0]]})
+
+
+@pytest.mark.parametrize("exponent", [-120, -149])
+def test_a_tiny_gradient_may_become_a_unit_vector(exponent):
+    # The coefficient of the second is beyond float32.
+    (clipped,), _ = untraced([jnp.array(np.ldexp(np.float32([3, 4]), exponent))], 0.0, True)
+    found = sum(Fraction(float(x)) ** 2 for x in clipped)
+    assert found <= 1 <= found * Fraction(1.0001)
 
 
 def test_negative_threshold_in_a_tree():
