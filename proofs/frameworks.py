@@ -46,7 +46,7 @@ def _jax(compute: Callable[[Portable, Any], Any], x: np.ndarray) -> np.ndarray:
 
 
 def _tensorflow(compute: Callable[[Portable, Any], Any], x: np.ndarray) -> np.ndarray:
-    importlib.import_module("torch")  # loaded after TensorFlow, it would end the process
+    importlib.import_module("torch._dynamo")  # loads Triton, which after TensorFlow ends the process
     import tensorflow as tf
 
     from gradclip._src.backends.tensorflow.graph import Graph

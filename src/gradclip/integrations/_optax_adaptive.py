@@ -164,9 +164,12 @@ def adaptive_clip_by_layer_norm(
     >>> transform = adaptive_clip_by_layer_norm()
     >>> state = transform.init({"b": jnp.zeros(1), "w": jnp.zeros(2)})
     >>> for size in (1.0, 10.0):
-    ...     updates, state = transform.update({"b": jnp.array([size]), "w": jnp.array([3.0, 4.0])}, state)
-    >>> [round(float(x), 4) for x in updates["b"]], state.norms.tolist(), state.num_clipped.tolist()
-    ([1.0], [10.0, 5.0], [1, 0])
+    ...     updates = {"b": jnp.array([size]), "w": jnp.array([3.0, 4.0])}
+    ...     updates, state = transform.update(updates, state)
+    >>> updates["b"].round(4).tolist(), state.norms.tolist()
+    ([1.0], [10.0, 5.0])
+    >>> state.num_clipped.tolist()
+    [1, 0]
     """
     rule, known = rule_given(rule, skips=False), Order.parse(setting_known("ord", ord)).p
     chosen: dict[str, Any] = {"ord": known, "nonfinite": nonfinite, "axis_name": axis_name, "where": where}

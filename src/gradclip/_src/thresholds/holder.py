@@ -77,12 +77,13 @@ class AdaptiveThreshold:
     (50.0, [3.0, 4.0])
     >>> max_norm.num_clipped, max_norm.num_skipped
     (1, 0)
+    >>> # By layer. The first has its usual norm, the second has not:
     >>> max_norm = AdaptiveThreshold()
     >>> for size in (1.0, 10.0):
-    ...     update = {"w": np.array([3.0, 4.0]), "b": np.array([size])}
+    ...     update = [np.array([3.0, 4.0]), np.array([size])]
     ...     norms = gradclip.clip_grad_layer_norm_(update, max_norm)
-    >>> update["w"].tolist(), update["b"].round(6).tolist()  # w has its usual norm, and b has not
-    ([3.0, 4.0], [1.0])
+    >>> [layer.round(6).tolist() for layer in update]
+    [[3.0, 4.0], [1.0]]
 
     """
 
