@@ -5,7 +5,6 @@ Every upper half of a float32 number is tried with lower halves that a wrong cut
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -13,6 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
+import torch._dynamo  # loads Triton, which after TensorFlow would end the process
 from claim import Claim, Loosened, Refuted
 
 from gradclip._src.backends import portable
@@ -29,8 +30,6 @@ Run = Callable[[Callable[[Portable, Any], Any], np.ndarray], np.ndarray]
 
 
 def _torch(compute: Callable[[Portable, Any], Any], x: np.ndarray) -> np.ndarray:
-    import torch
-
     from gradclip._src.backends.torch.device import Torch
 
     return compute(Torch(torch.device("cpu"), visible=False), torch.from_numpy(x)).double().numpy()
@@ -46,7 +45,6 @@ def _jax(compute: Callable[[Portable, Any], Any], x: np.ndarray) -> np.ndarray:
 
 
 def _tensorflow(compute: Callable[[Portable, Any], Any], x: np.ndarray) -> np.ndarray:
-    importlib.import_module("torch._dynamo")  # loads Triton, which after TensorFlow ends the process
     import tensorflow as tf
 
     from gradclip._src.backends.tensorflow.graph import Graph
@@ -138,8 +136,6 @@ def _check(framework: str) -> str:
 
 def _check_divisor() -> str:
     """Check that f / S is at most c, and nearly c: every significand, and numbers of every exponent."""
-    import torch
-
     from gradclip._src.backends.torch import multi_tensor
 
     one = np.arange(1 << 23, dtype=np.int32) | (127 << 23)
@@ -156,8 +152,6 @@ _MASK = low_bits_mask
 
 
 def _nearest(x: Any) -> Any:
-    import torch
-
     return x.view(torch.float32).to(torch.bfloat16)
 
 
