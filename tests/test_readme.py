@@ -16,7 +16,7 @@ CODE_BLOCKS = {
     "docs/adaptive.md": 5,
     "docs/monitor.md": 3,
     "docs/optimizers.md": 2,
-    "docs/tensorflow.md": 2,
+    "docs/tensorflow.md": 3,
 }
 
 
