@@ -9,6 +9,11 @@ import gradclip._src.step.bounded as bounded
 from gradclip._src.step.bounded import shorten
 
 
+@pytest.fixture(autouse=True, params=[2**17, 2], ids=["whole", "pieces"])
+def in_cache(request, monkeypatch):
+    monkeypatch.setattr(bounded, "_IN_CACHE", request.param)
+
+
 def exact(values):
     flat = torch.view_as_real(values) if values.is_complex() else values
     return [Fraction(x) for x in flat.double().flatten().tolist()]
@@ -49,6 +54,16 @@ def test_an_update_within_the_bound_stays_bit_by_bit_and_one_beyond_keeps_its_di
     assert after[0].view(torch.int32).tolist() == kept.view(torch.int32).tolist()
     assert after[1].tolist() == pytest.approx([3.0 / 5.0 * 0.5**0.5, -4.0 / 5.0 * 0.5**0.5])
     assert largest.item() == pytest.approx(5.0 / 2.0**0.5 / 0.5)
+
+
+@pytest.mark.parametrize("tiny", [0.0, 1e-200, 1e-40])
+def test_what_pieces_do_not_tell_is_decided_as_a_whole(tiny):
+    """Squares that are 0 in float64 hide nothing, and a piece without changes is no obstacle."""
+    before = torch.zeros(8, dtype=torch.float64)
+    after = before + torch.tensor([tiny, tiny, 0.0, 0.0, tiny, 0.0, 0.0, 0.0], dtype=torch.float64)
+    assert shorten([after], [before], 1.0, 1.0).item() == pytest.approx(tiny * (3 / 8) ** 0.5, abs=1e-45)
+    shorten([after], [before], tiny / 8.0, 1.0)
+    assert squared_distance(after, before) <= 8 * (Fraction(tiny) / 8) ** 2
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

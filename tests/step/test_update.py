@@ -451,7 +451,7 @@ def test_only_some_parameters_are_copied_at_a_time(monkeypatch):
     monkeypatch.setattr(update, "_COPIED_AT_ONCE", 48)
     copied = []
     plain = update._copied
-    monkeypatch.setattr(update, "_copied", lambda group, some: copied.append(len(some)) or plain(group, some))
+    monkeypatch.setattr(update, "_copied", lambda *given: copied.append(len(given[1])) or plain(*given))
     optimizer = torch.optim.AdamW(parameters(16), lr=0.1)
     clip_update_at_step(optimizer)
     steps(optimizer, 1.0)
@@ -463,6 +463,18 @@ def test_only_some_parameters_are_copied_at_a_time(monkeypatch):
     for expected in ([16], [16] + [2] * 8):
         steps(optimizer, 1.0)
         assert copied == [2] * 16 + expected
+
+
+def test_copies_have_the_values_and_layouts_of_what_they_copy():
+    some = [torch.randn(3, 5).t(), torch.randn(4, 6)[:, ::2], torch.tensor(2.0), torch.randn(2, 3, 4, 4).bfloat16()]
+    some[3] = some[3].to(memory_format=torch.channels_last)
+    room = update._Room()
+    for parameters in (some[:2], some, some[::-1]):
+        for mine, theirs in zip(room.copies(parameters), parameters, strict=True):
+            assert torch.equal(mine, theirs)
+            assert mine.dtype == theirs.dtype
+            assert mine.stride() == theirs.clone().stride()
+            assert mine.data_ptr() % 64 == 0
 
 
 @pytest.mark.filterwarnings("error::gradclip.ClippingWarning")

@@ -35,8 +35,11 @@ _BY_PARAMETER = frozenset(
     )
 )
 """Optimizers whose step updates each parameter by its own gradient and state alone. Subclasses may do otherwise."""
-_COPIED_AT_ONCE = 2**25
-"""Bytes of parameters that are copied together; a larger parameter is copied alone."""
+_COPIED_AT_ONCE = 2**22
+"""Bytes of parameters in host memory that are copied together; a larger parameter is copied alone."""
+_COPIED_ON_DEVICE = 2**28
+"""The same on an accelerator, where each part of a step must be worth its start."""
+_ALIGNED = 64  # bytes, as PyTorch allocates
 _CLIPPED: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
 
 
@@ -46,6 +49,30 @@ class _Copied(NamedTuple):
     rate: float | torch.Tensor
     parameters: Sequence[torch.Tensor]
     before: Sequence[torch.Tensor]
+
+
+class _Room:
+    """Host memory for copies, which the next copies overwrite: to get new memory takes longer than to copy."""
+
+    def __init__(self) -> None:
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+
+    def copies(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return copies in the layouts of the parameters."""
+        sizes = [-(-one.nbytes // _ALIGNED) * _ALIGNED if _is_on_host(one) else 0 for one in parameters]
+        if sum(sizes) > len(self._bytes):
+            self._bytes = torch.empty(sum(sizes), dtype=torch.uint8)
+        rooms = self._bytes[: sum(sizes)].split(sizes)
+        return [_copy(one, room) if len(room) else one.clone() for one, room in zip(parameters, rooms, strict=True)]
+
+
+def _is_on_host(one: torch.Tensor) -> bool:
+    return type(one) is torch.Tensor and one.device.type == "cpu"
+
+
+def _copy(one: torch.Tensor, room: torch.Tensor) -> torch.Tensor:
+    dense = torch.empty_like(one, device="meta")
+    return room[: one.nbytes].view(one.dtype).as_strided(dense.shape, dense.stride()).copy_(one)
 
 
 @record
@@ -126,7 +153,8 @@ class UpdateClipping(Attached):
         for group in optimizer.param_groups:
             _rate(group)
         if type(optimizer) not in _BY_PARAMETER or _shares_eps(optimizer) or not self._is_last:
-            self._copies.append([_copied(group, _trained(group["params"])) for group in optimizer.param_groups])
+            groups = optimizer.param_groups
+            self._copies.append([_copied(group, _trained(group["params"]), _Room()) for group in groups])
             return None
         self._copies.append([])
 
@@ -151,9 +179,10 @@ class UpdateClipping(Attached):
         """Step some parameters after the others. Afterwards, a step of the stand-in finds none."""
         step = type(optimizer).step
         step = getattr(step, "__wrapped__", step)  # without its hooks
+        room = _Room()
         for group in optimizer.param_groups:
             for some in _in_parts(group["params"]):
-                copied = _copied(group, some)
+                copied = _copied(group, some, room)
                 self._stands_for(optimizer, [{**group, "params": some}])
                 step(self._stand_in)
                 for name in vars(self._stand_in).keys() - vars(optimizer).keys():  # such as that it has warned
@@ -189,9 +218,9 @@ class UpdateClipping(Attached):
             self._largest.append(shorten(copied.parameters, copied.before, copied.rate, self._max_rms))
 
 
-def _copied(group: Mapping[str, Any], parameters: Sequence[torch.Tensor]) -> _Copied:
-    some = [one for one in parameters if one.numel()]
-    return _Copied(_rate(group), some, [one.detach().clone() for one in some])
+def _copied(group: Mapping[str, Any], parameters: Sequence[torch.Tensor], room: _Room) -> _Copied:
+    some = [one.detach() for one in parameters if one.numel()]
+    return _Copied(_rate(group), some, room.copies(some))
 
 
 def _shares_eps(optimizer: Optimizer) -> bool:
@@ -212,7 +241,7 @@ def _in_parts(parameters: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]
     for one in _trained(parameters):
         if one.grad is None and not isinstance(one, DTensor):  # other processes may have its gradient
             continue
-        if some and size + one.nbytes > _COPIED_AT_ONCE:
+        if some and size + one.nbytes > (_COPIED_AT_ONCE if one.device.type == "cpu" else _COPIED_ON_DEVICE):
             yield some
             some, size = [], 0
         some, size = [*some, one], size + one.nbytes
