@@ -1,4 +1,4 @@
-"""Time a fused optimizer's step without clipping, with clipping before it, and with clipping folded into it.
+"""Time a fused optimizer's step without clipping, with clipping before it, folded into it, and of the update after it.
 
 The gradients are those of GPT-2 small in float32 on the CPU. Prints one thread's processor time in milliseconds, which
 other programs disturb least, and its multiple of the step alone.
@@ -17,6 +17,7 @@ from workloads import GPT2_SMALL
 import gradclip
 from gradclip import clip_at_step
 
+LARGE = 1e9  # a threshold that clips nothing
 OPTIMIZERS = {
     "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=1e-6, fused=True),
     "SGD": lambda parameters: torch.optim.SGD(parameters, lr=1e-6, fused=True),
@@ -40,11 +41,17 @@ def contenders(parameters, optimizer, max_norm):
         optimizer.step()
         clipping.remove()
 
+    def of_updates():
+        clipping = gradclip.clip_update_at_step(optimizer, LARGE if max_norm == LARGE else 0.5)
+        optimizer.step()
+        clipping.remove()
+
     calls = {
         "step alone": optimizer.step,
         "gradclip.clip_at_step": folded,
         "gradclip.clip_grad_norm_, then step": after(gradclip.clip_grad_norm_),
         "torch.nn.utils.clip_grad_norm_, then step": after(torch.nn.utils.clip_grad_norm_),
+        "gradclip.clip_update_at_step": of_updates,
     }
     return {name: (call, lambda: torch._foreach_copy_(grads, saved)) for name, call in calls.items()}
 
@@ -63,7 +70,7 @@ def main():
     lines = []
     for name, make in OPTIMIZERS.items():
         for case in CASES:
-            max_norm = norm / 2 if case == "clipped" else 1e9
+            max_norm = norm / 2 if case == "clipped" else LARGE
             found = medians(contenders(parameters, make(parameters), max_norm), given.repeats, clock=time.thread_time)
             for contender, ms in found.items():
                 lines.append([name, case, contender, ms / found["step alone"]])

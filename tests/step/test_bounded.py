@@ -9,7 +9,7 @@ import gradclip._src.step.bounded as bounded
 from gradclip._src.step.bounded import shorten
 
 
-@pytest.fixture(autouse=True, params=[2**17, 2], ids=["whole", "pieces"])
+@pytest.fixture(autouse=True, params=[2**20, 2], ids=["whole", "pieces"])
 def in_cache(request, monkeypatch):
     monkeypatch.setattr(bounded, "_IN_CACHE", request.param)
 

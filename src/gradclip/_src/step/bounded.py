@@ -6,8 +6,8 @@ u its unit roundoff, and C = max_rms * lr * sqrt(n) * (1 - 8u).
 1. Each element of delta = fl(b - a) is off by a factor of at most 1 + u: a difference of two numbers of one format is
    exact where it is below the normal range.
 2. Clipped to C, delta becomes y. Its norm, computed in exact arithmetic, is at most C, and |y| <= |delta|.
-3. Where y = delta, b stays. There |b - a| <= (1 + u) |y|. The factor 1 - 8u covers this, and the rounding of C, of
-   which three operations may be in W.
+3. Where b stays, y = delta, or the norm of delta is at most C. There |b - a| <= (1 + u) |delta|. The factor 1 - 8u
+   covers this, and the rounding of C, of which three operations may be in W.
 4. Elsewhere, s is a + y, rounded to nearest. If the exact |s - a| exceeds |y|, then |fl(s - a)| >= |y|, since y is in
    W. Then the number next to s, toward a, is stored. No number of the format lies strictly between s and it, and a + y
    does, or is s, so it lies from a to a + y.
@@ -27,15 +27,16 @@ from gradclip._src import look
 from gradclip._src.core.norms import EUCLIDEAN
 from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.inplace.layers import clip_grad_layer_norm_
+from gradclip._src.inplace.norm import clip_grads_with_norm_
 
 _AT_ONCE = 2**20
-"""Elements that are rewritten together: the rewriting makes several arrays of this size."""
+"""Elements that are rewritten together on an accelerator: the rewriting makes several arrays of this size."""
 _IN_CACHE = 2**17
-"""Elements of an update that are measured together, if it has more."""
-_LOST = 1e-150
-"""More than the norm of elements whose squares are 0 in float64, however many they are."""
+"""The same on the host, where arrays that stay in the processor's cache take far less time."""
 _SURELY = 1.0 - 1e-5
 """A norm below this share of the threshold is sure to be kept."""
+_NORM_IS_AT_MOST = 1.0 + 1e-9
+"""What is found for a norm, times this, is no smaller than the norm."""
 
 
 def shorten(
@@ -45,48 +46,54 @@ def shorten(
 
     `rate` is a tensor if it is on an accelerator, which is not waited for. An update that is not finite stays.
     """
-    kept = [_rms_if_kept(*pair, rate, max_rms) for pair in zip(parameters, before, strict=True)]
-    found = [torch.tensor(rms, dtype=torch.float32) for rms in kept if rms is not None]
-    rest = [place for place, rms in enumerate(kept) if rms is None]
-    if rest:
-        found.append(_shorten([parameters[place] for place in rest], [before[place] for place in rest], rate, max_rms))
+    found: list[torch.Tensor] = []
+    others: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for new, old in zip(parameters, before, strict=True):
+        if isinstance(rate, torch.Tensor) or new.device.type != "cpu" or isinstance(new, DTensor):
+            others.append((new, old))
+        else:
+            found.append(torch.tensor(_shorten_on_host(new, old, rate, max_rms), dtype=torch.float32))
+    if others:
+        found.append(_shorten_without_waiting(others, rate, max_rms))
     return torch.stack([one.to(found[-1].device) for one in found]).max()
 
 
 @with_subnormals
-def _rms_if_kept(after: torch.Tensor, before: torch.Tensor, rate: float | torch.Tensor, max_rms: float) -> float | None:
-    """Return the RMS of a large update in host memory that is surely kept, in units of the learning rate; else None.
-
-    It is measured in pieces that stay in the processor's cache: whole updates would need new memory.
-    """
-    on_host = after.device.type == "cpu" and not isinstance(rate, torch.Tensor) and not isinstance(after, DTensor)
-    if not on_host or after.numel() <= _IN_CACHE:
-        return None
-    norm = 0.0
-    for new, old in zip(*(_slices(each, _IN_CACHE) for each in (after, before)), strict=True):
-        norm = math.hypot(norm, _norm(_wide(new) - _wide(old)))
+def _shorten_on_host(after: torch.Tensor, before: torch.Tensor, rate: float, max_rms: float) -> float:
+    """Bound one update, in pieces."""
+    pieces = list(zip(_slices(after, _IN_CACHE), _slices(before, _IN_CACHE), strict=True))
+    norm = math.hypot(*(_norm(_wide(new) - _wide(old)) for new, old in pieces))
     root = math.sqrt(after.numel())
-    return norm / root / rate if norm + _LOST < max_rms * rate * root * _SURELY else None
+    limit = _limit(rate, max_rms * root, before)
+    if math.isfinite(norm) and not norm < limit * _SURELY:
+        for new, old in pieces:
+            update = SimpleNamespace(grad=_wide(new) - _wide(old))
+            clip_grads_with_norm_([update], limit, norm * _NORM_IS_AT_MOST)
+            new.copy_(_sum_toward(old, update.grad))
+    return math.inf if norm and not rate else norm / root / (rate or 1.0)
 
 
 def _norm(update: torch.Tensor) -> float:
     seen = look.read([update])
     found = seen.measured(EUCLIDEAN) if seen else None
-    return found[0] if found else float(torch.linalg.vector_norm(update, dtype=torch.float64))
+    if found:
+        return found[0]
+    largest = float(update.abs().max())
+    return largest * float(torch.linalg.vector_norm(update.double() / largest)) if largest else 0.0
 
 
-def _shorten(
-    parameters: Sequence[torch.Tensor], before: Sequence[torch.Tensor], rate: float | torch.Tensor, max_rms: float
+def _shorten_without_waiting(
+    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], rate: float | torch.Tensor, max_rms: float
 ) -> torch.Tensor:
-    updates = [SimpleNamespace(grad=_wide(new) - _wide(old)) for new, old in zip(parameters, before, strict=True)]
+    """Bound the updates by operations alone, and return the largest RMS, as `shorten` does."""
+    updates = [SimpleNamespace(grad=_wide(new) - _wide(old)) for new, old in pairs]
     roots = [math.sqrt(update.grad.numel()) for update in updates]
     limits = [_limit(rate, max_rms * root, update.grad) for root, update in zip(roots, updates, strict=True)]
     norms: list[Any] = clip_grad_layer_norm_(updates, limits)
-    on_host = all(norm.device.type == "cpu" for norm in norms) and not isinstance(rate, torch.Tensor)
-    for new, old, update, norm, limit in zip(parameters, before, updates, norms, limits, strict=True):
-        if not (on_host and float(norm) < limit * _SURELY):
-            for one in zip(*(_slices(each, _AT_ONCE) for each in (new, old, update.grad)), strict=True):
-                _rewrite(*one)
+    for pair, update in zip(pairs, updates, strict=True):
+        for new, old, shorter in zip(*(_slices(each, _AT_ONCE) for each in (*pair, update.grad)), strict=True):
+            shortened = shorter.abs() < (_wide(new) - _wide(old)).abs()
+            new.copy_(torch.where(shortened, _sum_toward(old, shorter), new))
     each = [norm.to(norms[0].device, torch.float32) for norm in torch._foreach_div(norms, roots)]
     largest = torch.stack(each).max()
     return torch.where(largest == 0, largest, largest / rate)
@@ -113,11 +120,10 @@ def _slices(values: torch.Tensor, at_once: int) -> Sequence[torch.Tensor]:
     return local.split(rows)
 
 
-def _rewrite(after: torch.Tensor, before: torch.Tensor, update: torch.Tensor) -> None:
-    """Write into `after` the sum of `before` and `update`, rounded toward `before`, where the update was shortened."""
+def _sum_toward(before: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
+    """Return the sum in the dtype of `before`, rounded toward it."""
     start = _wide(before)
-    shortened = update.abs() < (_wide(after) - start).abs()
-    stored = (start + update).to(after.dtype)
+    stored = (start + update).to(before.dtype)
     beyond = (_wide(stored) - start).abs() >= update.abs()
-    stored = torch.where(beyond, torch.nextafter(stored, before), stored)
-    after.copy_(torch.where(shortened, stored, after))
+    nearer = torch.nextafter(stored, before)
+    return stored + (nearer - stored) * beyond  # exact, and faster than torch.where

@@ -97,6 +97,7 @@ class UpdateClipping(Attached):
         self._clipped: Any = 0
         self._copies: list[list[_Copied] | None] = []  # one for each running step of the optimizer
         self._largest: list[torch.Tensor] = []
+        self._room = _Room()
         self._stand_in = object.__new__(type(optimizer))
         # Compiled code would treat what is measured as a constant.
         self._before = optimizer.register_step_pre_hook(torch.compiler.disable(self._begin))
@@ -179,10 +180,9 @@ class UpdateClipping(Attached):
         """Step some parameters after the others. Afterwards, a step of the stand-in finds none."""
         step = type(optimizer).step
         step = getattr(step, "__wrapped__", step)  # without its hooks
-        room = _Room()
         for group in optimizer.param_groups:
             for some in _in_parts(group["params"]):
-                copied = _copied(group, some, room)
+                copied = _copied(group, some, self._room)
                 self._stands_for(optimizer, [{**group, "params": some}])
                 step(self._stand_in)
                 for name in vars(self._stand_in).keys() - vars(optimizer).keys():  # such as that it has warned
