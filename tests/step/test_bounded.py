@@ -4,9 +4,11 @@ from fractions import Fraction
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gradclip._src.step.bounded as bounded
 from gradclip._src.step.bounded import shorten
+from on_a_device import Count
 
 
 @pytest.fixture(autouse=True, params=[2**20, 2], ids=["whole", "pieces"])
@@ -76,15 +78,32 @@ def test_an_update_that_is_not_finite_stays(value):
     assert after[1].item() == pytest.approx(1.0)
 
 
-def test_what_is_rewritten_in_slices_is_the_same(monkeypatch):
+@pytest.mark.parametrize("at_once", [3, 20])
+def test_what_is_rewritten_in_slices_is_the_same(at_once, monkeypatch):
     before = [torch.randn(5, 3, 2).transpose(0, 2), torch.tensor(2.0), torch.randn(4, dtype=torch.complex64)]
-    after = [one + 7.0 for one in before]
-    again = [one + 7.0 for one in before]
-    shorten(after, before, 0.1, 1.0)
-    monkeypatch.setattr(bounded, "_AT_ONCE", 3)
-    shorten(again, before, 0.1, 1.0)
+    before += [torch.randn(7).bfloat16(), torch.randn(6)]
+    after, again = ([one + 7.0 for one in before] for _ in range(2))
+    rate = torch.tensor(0.1)  # as on an accelerator
+    shorten(after, before, rate, 1.0)
+    monkeypatch.setattr(bounded, "_AT_ONCE", at_once)
+    shorten(again, before, rate, 1.0)
     assert all(map(torch.equal, after, again))
-    assert after[0].stride() == (again[0]).stride() == before[0].stride()
+    assert after[0].stride() == again[0].stride() == before[0].stride()
+
+
+def test_operations_on_a_device_do_not_grow_with_the_number_of_parameters():
+    """But for a cast of each threshold."""
+
+    def counted(number):
+        with FakeTensorMode(), Count() as found:
+            before, after = ([torch.empty(7, 3, device="cuda") for _ in range(number)] for _ in range(2))
+            shorten(after, before, torch.empty((), device="cuda"), 1.0)
+        return found.operations
+
+    few, many = counted(10), counted(100)
+    assert many["aten.nextafter.default"] == 1
+    assert many.pop("aten._to_copy.default") - few["aten._to_copy.default"] <= 90
+    assert {name for name in many if many[name] != few[name]} <= {"prim.device.default", "aten.empty.memory_format"}
 
 
 @pytest.mark.parametrize("max_rms", [0.25, 0.0, float("inf")])

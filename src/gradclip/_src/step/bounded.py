@@ -1,7 +1,7 @@
 """Shorten what a step has changed in parameters, so that the bound holds for the numbers that are stored.
 
 A parameter with n elements is `a` before the step and `b` after it. W is float32 for half types, else their own dtype,
-u its unit roundoff, and C = max_rms * lr * sqrt(n) * (1 - 8u).
+u float32's unit roundoff, and C = max_rms * lr * sqrt(n) * (1 - 8u).
 
 1. Each element of delta = fl(b - a) is off by a factor of at most 1 + u: a difference of two numbers of one format is
    exact where it is below the normal range.
@@ -16,7 +16,7 @@ So the exact norm of what is stored minus a is at most max_rms * lr * sqrt(n).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,10 +29,12 @@ from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.inplace.layers import clip_grad_layer_norm_
 from gradclip._src.inplace.norm import clip_grads_with_norm_
 
-_AT_ONCE = 2**20
+_Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # after, before and update
+_AT_ONCE = 2**24
 """Elements that are rewritten together on an accelerator: the rewriting makes several arrays of this size."""
 _IN_CACHE = 2**17
 """The same on the host, where arrays that stay in the processor's cache take far less time."""
+_LOWERED = 1.0 - 4.0 * torch.finfo(torch.float32).eps  # eps is 2u
 _SURELY = 1.0 - 1e-5
 """A norm below this share of the threshold is sure to be kept."""
 _NORM_IS_AT_MOST = 1.0 + 1e-9
@@ -64,7 +66,7 @@ def _shorten_on_host(after: torch.Tensor, before: torch.Tensor, rate: float, max
     pieces = list(zip(_slices(after, _IN_CACHE), _slices(before, _IN_CACHE), strict=True))
     norm = math.hypot(*(_norm(_wide(new) - _wide(old)) for new, old in pieces))
     root = math.sqrt(after.numel())
-    limit = _limit(rate, max_rms * root, before)
+    limit = rate * (max_rms * root * _LOWERED) if max_rms < math.inf else math.inf
     if math.isfinite(norm) and not norm < limit * _SURELY:
         for new, old in pieces:
             update = SimpleNamespace(grad=_wide(new) - _wide(old))
@@ -86,34 +88,53 @@ def _shorten_without_waiting(
     pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], rate: float | torch.Tensor, max_rms: float
 ) -> torch.Tensor:
     """Bound the updates by operations alone, and return the largest RMS, as `shorten` does."""
-    updates = [SimpleNamespace(grad=_wide(new) - _wide(old)) for new, old in pairs]
+    changes = torch._foreach_sub(*([_wide(one) for one in each] for each in zip(*pairs, strict=True)))
+    updates = [SimpleNamespace(grad=change) for change in changes]
     roots = [math.sqrt(update.grad.numel()) for update in updates]
-    limits = [_limit(rate, max_rms * root, update.grad) for root, update in zip(roots, updates, strict=True)]
+    limits: list[Any] = [max_rms * root * _LOWERED for root in roots]
+    if isinstance(rate, torch.Tensor) and max_rms < math.inf:
+        limits = list(torch._foreach_mul([rate.to(change.real.dtype) for change in changes], limits))
+    elif max_rms < math.inf:
+        limits = [rate * limit for limit in limits]
     norms: list[Any] = clip_grad_layer_norm_(updates, limits)
-    for pair, update in zip(pairs, updates, strict=True):
-        for new, old, shorter in zip(*(_slices(each, _AT_ONCE) for each in (*pair, update.grad)), strict=True):
-            shortened = shorter.abs() < (_wide(new) - _wide(old)).abs()
-            new.copy_(torch.where(shortened, _sum_toward(old, shorter), new))
+    triples = [(*pair, update.grad) for pair, update in zip(pairs, updates, strict=True)]
+    for some in _together(each for triple in triples for each in zip(*map(_local_slices, triple), strict=True)):
+        _rewrite(*zip(*some, strict=True))
     each = [norm.to(norms[0].device, torch.float32) for norm in torch._foreach_div(norms, roots)]
     largest = torch.stack(each).max()
     return torch.where(largest == 0, largest, largest / rate)
-
-
-def _limit(rate: float | torch.Tensor, by: float, update: torch.Tensor) -> Any:
-    """Return the threshold C for the norm of an update."""
-    if by == math.inf:
-        return by
-    rate = rate.to(update.real.dtype) if isinstance(rate, torch.Tensor) else rate
-    return rate * (by * (1.0 - 4.0 * torch.finfo(update.dtype).eps))  # eps is 2u
 
 
 def _wide(values: torch.Tensor) -> torch.Tensor:
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
-def _slices(values: torch.Tensor, at_once: int) -> Sequence[torch.Tensor]:
-    """Return the local elements, real and imaginary parts beside each other, in slices along the first axis."""
-    local = values.to_local() if isinstance(values, DTensor) else values
+def _local_slices(values: torch.Tensor) -> Sequence[torch.Tensor]:
+    return _slices(values.to_local() if isinstance(values, DTensor) else values, _AT_ONCE)
+
+
+def _together(triples: Iterable[_Triple]) -> Iterator[list[_Triple]]:
+    """Yield arrays of one dtype and device that have at most `_AT_ONCE` elements, or one larger array."""
+    waiting: dict[object, list[_Triple]] = {}
+    for triple in triples:
+        some = waiting.setdefault((triple[0].dtype, triple[0].device), [])
+        if some and sum(one[0].numel() for one in some) + triple[0].numel() > _AT_ONCE:
+            yield list(some)
+            some.clear()
+        some.append(triple)
+    yield from waiting.values()
+
+
+def _rewrite(after: Sequence[torch.Tensor], before: Sequence[torch.Tensor], updates: Sequence[torch.Tensor]) -> None:
+    """Write the sums of `before` and `updates` into `after`, where the updates were shortened."""
+    new, old, update = (torch.cat([one.reshape(-1) for one in each]) for each in (after, before, updates))
+    shortened = update.abs() < (_wide(new) - _wide(old)).abs()
+    stored = torch.where(shortened, _sum_toward(old, update), new).split([one.numel() for one in after])
+    torch._foreach_copy_(after, [part.view(one.shape) for part, one in zip(stored, after, strict=True)])
+
+
+def _slices(local: torch.Tensor, at_once: int) -> Sequence[torch.Tensor]:
+    """Return the elements, real and imaginary parts beside each other, in slices along the first axis."""
     local = torch.view_as_real(local) if local.is_complex() else local
     local = local.reshape(1) if local.dim() == 0 else local
     rows = max(1, at_once * local.shape[0] // max(1, local.numel()))
