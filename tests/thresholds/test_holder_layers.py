@@ -124,14 +124,16 @@ def clipped_once(count=2, **settings):
 @pytest.mark.after_error
 def test_other_layers_are_refused_and_not_observed():
     many, layers = clipped_once()
-    with pytest.raises(
-        ValueError, match=r"has observed the norms of 2 layers, got the norms of 1 layers. Pass the same"
-    ):
+    old = r"has observed 'parameters.1., of shape .3,.', got 'parameters.0., of shape .3,.'. Pass it, too: without"
+    with pytest.raises(ValueError, match=old):
         gradclip.clip_grad_layer_norm_(layers[:1], many)
-    with pytest.raises(
-        ValueError, match=r"has observed '0, of shape .3,.' as layer 0, got 'w, of shape .3,.' as layer 0"
-    ):
+    with pytest.raises(ValueError, match=r"'parameters.0., of shape .3,.', got 'w, of shape .3,.', 'b, of shape"):
         gradclip.clip_grad_layer_norm_({"w": layers[0], "b": layers[1]}, many)
+    for more in (layers + layers[:1], parameters(3)):
+        with pytest.raises(ValueError, match=r"2 layers, got 3 layers, so which of them are new is not known. Name"):
+            gradclip.clip_grad_layer_norm_(more, many)
+    with pytest.raises(ValueError, match=r"got 'parameters.0., of shape .4,.'. Pass the same parameters, or make"):
+        gradclip.clip_grad_layer_norm_([torch.nn.Parameter(torch.zeros(4)), layers[1]], many)
     with pytest.raises(ValueError, match=r"the norms of 2 layers, got one norm. Make one for all gradients together"):
         gradclip.clip_grad_norm_(layers, many)
     one = AdaptiveThreshold()
@@ -162,6 +164,8 @@ def test_other_layers_are_refused_and_not_observed():
         {"layers": ["a"]},
         {"layers": [0, 1]},
         {"norm": 1.0},
+        {"norm": [1.0]},
+        {"max_norm": [1.0, 1.0, 1.0]},
         {"max_norm": [-1.0, 1.0]},
     ],
 )
@@ -223,7 +227,7 @@ def test_a_run_with_steps_that_clip_layers_goes_on_as_if_it_had_not_stopped():
     assert (clipping.max_norm.state_dict(), clipping.threshold.shape) == (expected.max_norm.state_dict(), (4,))
     assert (expected.max_norm.steps, expected.max_norm.num_skipped, expected.steps) == (16, 1, 16)
     assert clipping.norm > 0
-    with pytest.raises(ValueError, match=r"got '0.weight, of shape \(2,\)' as layer 0. Pass the same"):
+    with pytest.raises(ValueError, match=r"got '0.weight, of shape \(2,\)'. Pass the same parameters"):
         trained(8, 9, half, names=False)
 
 
@@ -236,6 +240,105 @@ def test_a_step_clips_each_layer_to_what_it_had_before():
         optimizer.step()
     torch.testing.assert_close(first.detach(), torch.tensor([-6.0, -8.0, 0.0]))
     torch.testing.assert_close(second.detach(), torch.tensor([-2.0, 0.0, 0.0]))
+
+
+# New layers, and names that wrappers change
+
+
+def unfreeze(rule, *, steps_before, by_group=False):
+    """Clip one layer, then two, of which the new one is the first; return the holder and what is left of both."""
+    old, new = parameters(2)
+    many, left = AdaptiveThreshold(rule), ([], [])
+    for at, grads in enumerate(steps()):
+        give([old, new], grads[::2])
+        named = [("old", old)] if at < steps_before else [("new", new), ("old", old)]
+        groups = [{"params": [old]}, *([{"params": [new]}] if at >= steps_before else [])]
+        gradclip.clip_grad_layer_norm_(groups if by_group else named, many, nonfinite="drop")
+        left[0].append(bits(old.grad))
+        left[1].extend([bits(new.grad)] if at >= steps_before else [])
+    return many, left
+
+
+@EACH_RULE
+@pytest.mark.parametrize("by_group", [False, True])
+def test_a_new_layer_begins_alone_and_the_old_ones_go_on(rule, by_group):
+    many, left = unfreeze(rule, steps_before=11, by_group=by_group)
+    for place, after in ((0, 0), (2, 11)):
+        holder, expected = alone(rule, place, list(steps())[after:])
+        assert left[place // 2] == expected
+        assert bits(many.next_max_norm[0 if (place == 0) is by_group else 1]) == bits(holder.next_max_norm)
+    resumed = AdaptiveThreshold(rule)
+    resumed.load_state_dict(many.state_dict())
+    assert resumed.state_dict() == many.state_dict()
+
+
+def test_an_optimizer_gets_a_group_after_its_first_step():
+    old, new = parameters(2)
+    optimizer = torch.optim.SGD([old], lr=1.0)
+    clipping = gradclip.clip_at_step(optimizer, AdaptiveThreshold(), scope="layer")
+    for size in (1.0, 10.0, 10.0):
+        give([old, new], [np.full(3, size, np.float32)] * 2)
+        optimizer.step()
+        if size == 1.0:
+            optimizer.add_param_group({"params": [new]})
+    assert clipping.max_norm.history.count.tolist() == [3, 2]
+    torch.testing.assert_close(new.detach(), torch.full((3,), -20.0))
+    assert -old[0] < 3.1  # clipped to its first norm
+
+
+WRAPPED = pytest.mark.parametrize("wrapped", ["_orig_mod.{}", "module.{}", "module._orig_mod.{}"])
+
+
+@WRAPPED
+def test_names_of_wrappers_do_not_count_in_either_direction(wrapped):
+    plain = ["a.weight", "a.bias"]
+    for before, after in ((plain, map(wrapped.format, plain)), (map(wrapped.format, plain), plain)):
+        layers, saved, resumed = parameters(2), AdaptiveThreshold(), AdaptiveThreshold()
+        give(layers, [np.ones(3, np.float32)] * 2)
+        gradclip.clip_grad_layer_norm_(zip(before, layers, strict=True), saved)
+        resumed.load_state_dict(saved.state_dict())
+        gradclip.clip_grad_layer_norm_(zip(after, layers, strict=True), resumed)
+        assert resumed.history.count.tolist() == [2, 2]
+
+
+@pytest.mark.after_error
+def test_names_that_only_wrappers_tell_apart_count_as_they_are():
+    layers, many = dict(zip(("w", "module.w"), parameters(2), strict=True)), AdaptiveThreshold()
+    give(layers.values(), [np.ones(3, np.float32)] * 2)
+    gradclip.clip_grad_layer_norm_({"module.w": layers["module.w"]}, many)
+    gradclip.clip_grad_layer_norm_(layers, many)
+    assert many.history.count.tolist() == [1, 2]
+    with pytest.raises(ValueError, match=r"has observed 'w, .* Pass it, too: without a gradient it keeps"):
+        gradclip.clip_grad_layer_norm_({f"_orig_mod.{name}": one for name, one in layers.items()}, many)
+
+
+def test_the_history_goes_on_when_processes_are_named():
+    layers, many = dict(zip("ab", parameters(2), strict=True)), AdaptiveThreshold()
+    for settings in ({}, {"process_group": []}, {}):
+        give(layers.values(), [np.ones(3, np.float32)] * 2)
+        gradclip.clip_grad_layer_norm_(layers, many, **settings)
+    assert many.history.count.tolist() == [3, 3]
+
+
+@pytest.mark.after_error
+@pytest.mark.parametrize("saved_by", ["layer", "global"])
+def test_a_state_of_the_other_scope_is_refused_as_it_is_loaded(saved_by):
+    found = {}
+    for scope in ("layer", "global"):
+        (one,) = parameters(1)
+        give([one], [np.ones(3, np.float32)])
+        optimizer = torch.optim.SGD([one], lr=0.1)
+        found[scope] = optimizer, gradclip.clip_at_step(optimizer, AdaptiveThreshold(), scope=scope)
+    found[saved_by][0].step()
+    optimizer, clipping = found["global" if saved_by == "layer" else "layer"]
+    for load, state in (
+        (one.load_state_dict, two.state_dict()) for one, two in zip((optimizer, clipping), found[saved_by], strict=True)
+    ):
+        with pytest.raises(ValueError, match=r"the saved state follows .* scope of the run that saved it"):
+            load(state)
+    assert (clipping.max_norm.steps, clipping.max_norm.norm) == (0, None)
+    optimizer.step()
+    assert clipping.max_norm.steps == 1
 
 
 # Devices and compiled code

@@ -41,6 +41,7 @@ from gradclip._src.passed.arguments import check_monitor, check_thresholds, in_p
 from gradclip._src.passed.leaves import choice_of, layers_of, names_in, split_by
 from gradclip._src.passed.parameters import ParameterList, as_tuple, have_thresholds, repeatable, reusable
 from gradclip._src.public import public
+from gradclip._src.thresholds.history import identity
 from gradclip._src.thresholds.holder import AdaptiveThreshold
 from gradclip._src.tree import FlatTree, flatten
 from gradclip._src.words import typed
@@ -384,13 +385,9 @@ class _Follower(NamedTuple):
 
 
 def _names(params: ParameterList, *, whole: bool) -> tuple[str, ...]:
-    """Return the name of each parameter, else its place; with its shape, which tells two apart, if it is `whole`."""
-    given = params.names or [None] * len(params.parameters)
-    names = [str(place) if name is None else name for place, name in enumerate(given)]
-    if not whole:
-        return tuple(names)
-    shapes = [tuple(getattr(one, "shape", ())) for one in params.parameters]
-    return tuple(f"{name}, of shape {shape}" for name, shape in zip(names, shapes, strict=True))
+    """Return the identity of each parameter; with its shape, which tells two apart, if it is `whole`."""
+    shapes = [tuple(getattr(one, "shape", ())) if whole else None for one in params.parameters]
+    return tuple(identity(params.name(place), shape) for place, shape in enumerate(shapes))
 
 
 _MaxNorms: TypeAlias = Thresholds | AdaptiveThreshold

@@ -402,10 +402,21 @@ class StepClipping(Attached):
 
         A fixed threshold stays as it is, whatever the state holds. Raises ValueError as `AdaptiveThreshold` does.
         """
-        for one, saved in self._saved(state):
-            copy.copy(one).load_state_dict(saved)  # an error must change none of them
+        self._check_loads(state)  # an error must change none of them
         for one, saved in self._saved(state):
             one.load_state_dict(saved)
+
+    def _check_loads(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError if a threshold cannot be loaded, or follows one norm where each layer has its own."""
+        for one, saved in self._saved(state):
+            loaded = copy.copy(one)
+            loaded.load_state_dict(saved)
+            if loaded._order is not None and (loaded._layers is None) is (self.scope == "layer"):
+                what = "one norm of all gradients" if loaded._layers is None else "the norm of each layer"
+                raise ValueError(
+                    f"the saved state follows {what}, which scope={self.scope!r} does not. Call clip_at_step with the "
+                    f"scope of the run that saved it. Or begin a new history: leave {_KEY!r} out of the state."
+                )
 
     def _saved(self, state: Mapping[str, Any]) -> list[tuple[AdaptiveThreshold, Any]]:
         """Return each `AdaptiveThreshold` that has a state, with that state."""
@@ -431,8 +442,7 @@ class StepClipping(Attached):
         """Take the state out of a copy of what is loaded, and raise for one that cannot be loaded."""
         self._loading = state.pop(_KEY, None)
         self._own = [group.get("max_norm", _ABSENT) for group in optimizer.param_groups]
-        for one, saved in self._saved(self._loading or {}):
-            copy.copy(one).load_state_dict(saved)
+        self._check_loads(self._loading or {})
 
     def _load(self, optimizer: Optimizer) -> None:
         """Load the state, and give groups their thresholds back: PyTorch replaces all keys by those of the file."""

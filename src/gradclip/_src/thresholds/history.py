@@ -1,10 +1,14 @@
-"""The settings of adaptive thresholds, and the history of norms that they are computed from, of any framework."""
+"""The settings of adaptive thresholds, and the history of norms that they are computed from, of any framework.
+
+A layer has the history of the same name, whatever wraps the model, and of no other shape.
+"""
 
 from __future__ import annotations
 
 import math
 import numbers
 import operator
+import re
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -17,7 +21,7 @@ from gradclip._src.backends.registry import entry_of, framework_of, names_of_all
 from gradclip._src.core.formats import FLOAT32, FLOAT64, Format, dtype_name, format_of
 from gradclip._src.core.values import Array
 from gradclip._src.public import public
-from gradclip._src.words import typed
+from gradclip._src.words import listed, typed
 
 _LARGEST_WINDOW = 2**15  # its square fits 32 bits, the only integers JAX has by default
 
@@ -148,3 +152,68 @@ def of_framework(norms: Array, norm: Scalar | Sequence[Scalar]) -> Any:
     if held.shape:
         return framework_like(norms).like(norms, form.name, held)
     return namespace_of(norms).full_like(norms[..., 0], float(held))
+
+
+_WRAPPERS = frozenset(("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
+"""What wrappers of a model, such as `torch.compile` and DDP, add to the names of its parameters."""
+_SHAPE = ", of shape "
+_BY_PLACE = re.compile(r"(parameters\[)?\d+\]?")
+_HELD = "this AdaptiveThreshold, or a state that it loads, has observed"
+_ANEW = "or make a new AdaptiveThreshold, whose history begins anew"
+
+
+def identity(name: str, shape: tuple[int, ...] | None) -> str:
+    """Return what a layer is known by: its name, or its place, and its shape if it is that of the whole."""
+    return name if shape is None else f"{name}{_SHAPE}{shape}"
+
+
+def places_of(given: Sequence[str], known: Sequence[str]) -> list[int | None]:
+    """Return the place of each given layer among the known ones; None for a new one. All known ones must be given.
+
+    Raises ValueError where it is not sure which is which.
+    """
+    if tuple(given) == tuple(known):
+        return list(range(len(known)))
+    (names, shapes), (old_names, old_shapes) = map(_parted, (given, known))
+    keys, old_keys = _keys(names), _keys(old_names)
+    if not all(len({*each}) == len(each) for each in (keys, old_keys)):
+        keys, old_keys = names, old_names  # without the names of wrappers, some are the same
+    place_of = {key: place for place, key in enumerate(old_keys)}
+    places = [place_of.get(key) for key in keys]
+    gone = [old for key, old in zip(old_keys, known, strict=True) if key not in keys]
+    if gone:
+        said = repr(gone[0]), listed([*map(repr, given)]) or "no layers"
+        raise _unlike(*said, "Pass it, too: without a gradient it keeps its threshold. Pass all by the same names")
+    if len({*keys}) < len(keys) or (None in places and known and all(map(_BY_PLACE.fullmatch, names))):
+        what = f"{len(given)} layers, so which of them are new is not known"
+        raise _unlike(
+            f"{len(known)} layers", what, "Name them from the first step on, as model.named_parameters() does"
+        )
+    for place, shape, one in zip(places, shapes, given, strict=True):
+        if place is not None and "" not in (shape, old_shapes[place]) and shape != old_shapes[place]:
+            raise _unlike(repr(known[place]), repr(one), "Pass the same parameters")
+    return places
+
+
+def check_kind(known: Sequence[str] | None, given: Sequence[str] | None) -> None:
+    """Raise ValueError if one is the norm of all gradients, and the other those of layers."""
+    if (known is None) is not (given is None):
+        said = ["one norm" if one is None else f"the norms of {len(one)} layers" for one in (known, given)]
+        raise ValueError(
+            f"{_HELD} {said[0]}, got {said[1]}. Make one for all gradients together, and one for layers, each with "
+            "its own state."
+        )
+
+
+def _unlike(known: str, given: str, advice: str) -> ValueError:
+    return ValueError(f"{_HELD} {known}, got {given}. {advice}, {_ANEW}.")
+
+
+def _parted(layers: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the names, and the shapes: empty where only a part was known."""
+    each = [one.rpartition(_SHAPE) if _SHAPE in one else (one, "", "") for one in layers]
+    return [name for name, _, _ in each], [shape for _, _, shape in each]
+
+
+def _keys(names: Sequence[str]) -> list[str]:
+    return [".".join(part for part in name.split(".") if part not in _WRAPPERS) for name in names]

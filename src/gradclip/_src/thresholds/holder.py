@@ -19,7 +19,14 @@ from gradclip._src.core.rules import Seen
 from gradclip._src.public import public
 from gradclip._src.thresholds.below_usual import SteadyRule, rule_given
 from gradclip._src.thresholds.following import FollowingRule
-from gradclip._src.thresholds.history import AnyHistory, check_between, of_one_norm
+from gradclip._src.thresholds.history import (
+    AnyHistory,
+    check_between,
+    check_kind,
+    namespace_of,
+    of_one_norm,
+    places_of,
+)
 from gradclip._src.words import shown, typed, with_advice
 
 _KEYS = ("ord", "dtype", "norms", "steps", "num_clipped", "num_skipped", "norm", "max_norm")
@@ -53,10 +60,13 @@ class AdaptiveThreshold:
         norm: the norm before clipping at the last step, as the call returned it; None before the first step.
         max_norm: the threshold of the last step, a number, or on an accelerator a scalar array; None before the first.
 
-    Layers are known by their names, else by their places and shapes. Other layers, or another order, are an error. A
-    layer that has no gradient at a step, or a norm that is 0 or not finite, keeps its threshold. `norm`, `max_norm` and
-    `next_max_norm` are then vectors, with 0 as the norm of a layer without a gradient. A step counts as skipped if a
-    layer was, else as clipped if one was. If a gradient is float64, all thresholds are.
+    Layers are known by their names, else by their places, and by their shapes. The parts of names that `torch.compile`
+    and DDP add do not count. A new layer begins a history of its own. Without names, only parameter groups may get new
+    ones. A layer that is missing, or another order, is an error.
+
+    A layer that has no gradient at a step, or a norm that is 0 or not finite, keeps its threshold. `norm`, `max_norm`
+    and `next_max_norm` are then vectors, with 0 as the norm of a layer without a gradient. A step counts as skipped if
+    a layer was, else as clipped if one was. If a gradient is float64, all thresholds are.
 
     If several processes hold parts of the gradients, make one `AdaptiveThreshold` in each. They see equal norms, so
     their thresholds are equal to the last bit. On an accelerator, nothing waits for the device until you read a value.
@@ -193,9 +203,9 @@ class AdaptiveThreshold:
         return self.next_max_norm
 
     def _check_order(self, order: Order, layers: tuple[str, ...] | None = None) -> None:
-        """Raise ValueError if earlier steps had norms of a different order, or of other layers; None: one norm."""
-        if self._order is not None and self._layers != layers:
-            raise ValueError(_other_layers(self._layers, layers))
+        """Raise ValueError if earlier steps had norms of a different order, or of layers; None: one norm."""
+        if self._order is not None:
+            check_kind(self._layers, layers)
         if self._order not in (None, order):
             raise ValueError(
                 f"this AdaptiveThreshold has observed norms of ord={self._order.p}, got ord={order.p}. Make one for "
@@ -232,11 +242,19 @@ class AdaptiveThreshold:
         if self.skip_above < math.inf:
             raise ValueError(
                 "skip_above skips a step by the norm of all gradients, but here each layer has its own. Leave it out: "
-                "the layer that has a spike is clipped. Or clip by the global norm."
+                "the layer that has a spike is clipped. To skip steps, call clip_grad_norm_, or clip_at_step with "
+                "scope='global'."
             )
 
     def _history_of(self, layers: tuple[str, ...]) -> AnyHistory:
-        return self.rule.init(shape=(len(layers),)) if self._layers is None else self._history
+        """Return the history of each layer, empty for a new one. Raises like `places_of`."""
+        known, history = self._layers, self._history
+        if known is None or known == layers:
+            return self.rule.init(shape=(len(layers),)) if known is None else history
+        places, fresh = places_of(layers, known), self.rule.init(history.norms, (1,))
+        pairs, xp = zip(history, fresh, strict=True), namespace_of(history.norms)
+        rows = [[new[0] if place is None else old[place] for place in places] for old, new in pairs]
+        return type(history)(*map(xp.stack, rows))
 
     def _observe_layers(
         self, layers: tuple[str, ...], norms: Sequence[Any], limits: Any, order: Order, nonfinite: Nonfinite
@@ -315,7 +333,7 @@ class AdaptiveThreshold:
         """Continue from a state. The thresholds equal those of an uninterrupted run, to the last bit.
 
         If the state has a longer window, its newest norms are kept. Raises ValueError if the state's norms have a
-        different order or other layers than those observed here, or if it is not a state of an `AdaptiveThreshold`.
+        different order or of layers that were not observed here, or if it is not a state of an `AdaptiveThreshold`.
         """
         if {*state, *_MORE} != {*_KEYS, *_MORE}:
             raise ValueError(
@@ -331,8 +349,9 @@ class AdaptiveThreshold:
             )
         saved = None if state.get("layers") is None else tuple(state["layers"])
         layers = self._layers if order is None else saved
-        if self._order is not None and layers != self._layers:
-            raise ValueError(_other_layers(self._layers, layers))
+        if self._order is not None:
+            check_kind(self._layers, layers)
+            places_of(self._layers or (), layers or ())
         dtype = np.dtype(state["dtype"]).type
         history = self.rule.init(np.zeros((), dtype), () if layers is None else (len(layers),))
         for norm in reversed(state["norms"][: self.rule.window]) if layers is None else self._columns(state["norms"]):
@@ -353,19 +372,6 @@ class AdaptiveThreshold:
         return np.array([[0.0] * (longest - len(row)) + row[::-1] for row in kept]).reshape(len(kept), longest).T
 
 
-def _other_layers(known: tuple[str, ...] | None, given: tuple[str, ...] | None) -> str:
-    """Say that layers are not those whose norms were observed, and what to do."""
-    said = ["one norm" if one is None else f"the norms of {len(one)} layers" for one in (known, given)]
-    if known is not None and given is not None:
-        if len(known) == len(given):
-            place = next(at for at, (old, new) in enumerate(zip(known, given, strict=True)) if old != new)
-            said = [f"{one!r} as layer {place}" for one in (known[place], given[place])]
-        advice = "Pass the same parameters in the same order, or make a new one, whose history begins anew."
-    else:
-        advice = "Make one for all gradients together, and one for layers."
-    return f"this AdaptiveThreshold has observed {said[0]}, got {said[1]}. {advice}"
-
-
 def _check_numbers(state: Mapping[str, Any]) -> None:
     """Raise a ValueError for numbers that no history has: the thresholds computed from them would be none."""
     try:
@@ -382,7 +388,8 @@ def _check_numbers(state: Mapping[str, Any]) -> None:
         wrong += [one for one in last if one is not None and (isinstance(one, str) or float(one) < 0)]
         wrong += [norms for norms in each["norms"] if isinstance(norms, str | Mapping | Set)]
         wrong += [] if layers is None else [one for one in layers if not isinstance(one, str)]
-        wrong += [] if layers is None or {*map(len, each.values())} == {len(layers)} else [layers]
+        vectors = [] if layers is None else [*each.values(), state["norm"], state["max_norm"]]
+        wrong += [] if layers is None or {*map(len, vectors)} == {len(layers)} else [layers]
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"the state is damaged: {error}. Pass the result of its state_dict().") from error
     if wrong:
