@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
@@ -207,6 +208,20 @@ def test_what_is_not_clipped_keeps_its_bits(limit):
     with jax.enable_x64(True):
         results = jax.jit(lambda trees: [gradclip.clip_by_global_norm(tree, limit)[0] for tree in trees])(trees)
     assert [np.asarray(x).tobytes() for tree in results for x in tree] == [x.tobytes() for tree in trees for x in tree]
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+@pytest.mark.parametrize("max_norm", [2**24 + 3, 2**31 - 1, 2**53 + 3, 2**63 - 1])
+def test_an_integer_as_threshold_does_not_grow(monkeypatch, platform, max_norm):
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    with jax.enable_x64(True):
+        x = np.array([max_norm], np.float32 if platform == "tpu" else np.float64)
+        for call in (
+            lambda g, c: gradclip.clip_by_global_norm(g, c, ord=math.inf)[0],
+            lambda g, c: gradclip.clip_by_value(g, c),
+        ):
+            found = float(jax.jit(call)([x], jnp.int64(max_norm))[0][0])
+            assert max_norm * (1 - 3e-6) <= Fraction(found) <= max_norm
 
 
 @pytest.mark.parametrize("max_norm", [0.1, 1.0, 1e39, 1 + 2.0**-25])

@@ -283,3 +283,11 @@ def test_eager_tensors_elsewhere_are_clipped_without_a_look():
     assert not backend.concrete
     np.testing.assert_allclose(found[0], [0.6, 0.8], rtol=3e-7)
     assert float(norm) == 5.0
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("max_norm", [2**53 + 3, 2**63 - 1])
+def test_an_integer_as_threshold_does_not_grow(mode, max_norm):
+    clip = recorded(lambda x, c: gradclip.clip_by_value([x], c)[0], mode)
+    (found,) = clip(tf.constant([1e30], tf.float64), tf.constant(max_norm, tf.int64)).numpy()
+    assert max_norm * (1 - 1e-15) <= Fraction(float(found)) <= max_norm

@@ -1,6 +1,7 @@
 """Multi-tensor operations on a device without float64: norms from pairs of float32, one multiplication for all."""
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -17,13 +18,19 @@ def without(monkeypatch):
     monkeypatch.setattr(device, "_has_float64", lambda _: False)
 
 
-def test_a_threshold_becomes_no_larger_in_float32():
-    for threshold in (1e-22, 0.1, 1e-3, torch.tensor(0.1, dtype=torch.float64)):
-        leaves = [torch.tensor([float(threshold) * scale]) for scale in (1.0, 3.0)]
-        for leaf in leaves:
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_threshold_becomes_no_larger(monkeypatch, wide):
+    monkeypatch.setattr(device, "_has_float64", lambda _: wide)
+    whole = [torch.tensor(n) for n in (2**24 + 3, 2**31 - 1, 2**53 + 3, 2**63 - 1)]
+    for threshold in (1e-22, 0.1, 1e-3, torch.tensor(0.1, dtype=torch.float64), *whole):
+        given = threshold.item() if isinstance(threshold, torch.Tensor) else threshold
+        for scale in (1.0, 3.0):
+            leaf = torch.tensor([given * scale], dtype=torch.float64 if wide else torch.float32)
             with DEVICE.mode():
                 clipped, _ = gradclip.clip_by_global_norm([leaf], threshold, ord=math.inf)
-            assert float(clipped[0]) <= float(threshold)
+                clamped = gradclip.clip_by_value([leaf], threshold)
+            for found in (clipped[0].item(), clamped[0].item()):
+                assert given * (1 - 3e-6) <= Fraction(found) <= Fraction(given)
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)

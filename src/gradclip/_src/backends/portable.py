@@ -357,6 +357,12 @@ class Portable(ABC):
     def scalar(self, value: float | Array, near: Sequence[Array]) -> Array:
         return self.xp.asarray(value, dtype=self.wide_dtype)
 
+    def not_above_integer(self, value: Array) -> Array:
+        """Convert an integer to the wide format, not rounded up: a threshold must not become larger."""
+        nearest, most = self.xp.astype(value, self.wide_dtype), 2.0**self.wide.precision
+        # A comparison would round the integer, too. So beyond those that are exact, all are lowered by one step.
+        return self.xp.where(nearest > most, nearest * (1.0 - 2.0 / most), nearest)
+
     def count_nonfinite(self, x: Any) -> tuple[int, int]:
         # A complex number can contain both, such as inf + NaN i. It counts once.
         infinite = self.xp.isinf(x)

@@ -214,6 +214,8 @@ class JaxTraced(Portable):
     def scalar(self, value: float | jax.Array, near: Sequence[jax.Array]) -> jax.Array:
         if self.wide is FLOAT32 and isinstance(value, float) and value > 0:
             value = FLOAT32.toward_zero(value)  # a threshold must not become larger
+        if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.integer):
+            return self.not_above_integer(value)
         if self.wide is FLOAT32 and isinstance(value, jax.Array) and value.dtype == jnp.float64:
             nearest = value.astype(jnp.float32)
             # Not by bits, through which there is no derivative.

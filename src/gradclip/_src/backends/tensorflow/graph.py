@@ -228,6 +228,8 @@ class Graph(Portable):
         return tf.cast(tf.convert_to_tensor(mask), tf.bool)
 
     def scalar(self, value: float | tf.Tensor | np.ndarray, near: Sequence[tf.Tensor]) -> tf.Tensor:
+        if isinstance(value, tf.Tensor) and value.dtype.is_integer:
+            return self.not_above_integer(value)
         return namespace.asarray(value, tf.float64)
 
     def zeros(self, shape: tuple[int, ...], near: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -88,6 +88,8 @@ class Torch(Examples):
 
     def scalar(self, value: float | torch.Tensor, near: Sequence[torch.Tensor]) -> torch.Tensor:
         if isinstance(value, torch.Tensor):
+            if not value.is_floating_point():
+                return sent(self.not_above_integer(value), self.device)
             value = not_above(value) if self.wide is FLOAT32 and value.dtype is torch.float64 else value
             return sent(value, self.device).to(self.wide_dtype)
         if isinstance(value, np.ndarray):
