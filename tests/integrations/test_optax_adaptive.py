@@ -253,8 +253,15 @@ def test_leaves_that_do_not_count_keep_their_thresholds_and_other_leaves_are_ref
     np.testing.assert_allclose(updates["w"], [-0.6, -0.8], rtol=1e-6)
     assert state[0].history.count.tolist() == [0, 0, 2]
     assert adaptive_clip_by_layer_norm().update({}, adaptive_clip_by_layer_norm().init({}))[0] == {}
-    with pytest.raises(ValueError, match=r"the updates have 1 leaves, but the state has histories of 3. Call init"):
-        transform.update({"w": jnp.zeros(2)}, state)
+    other = grads | {"v": grads["b"]}
+    del other["b"]
+    for updates, words in (
+        ({"w": jnp.zeros(2)}, r"1 leaves, w, but the state has histories of 3 leaves. Call init"),
+        (other, r"3 leaves, n, v, w, but the state has histories of b, n, w. Call init with"),
+    ):
+        for update in (transform.update, jax.jit(transform.update)):
+            with pytest.raises(ValueError, match=words):
+                update(updates, state)
 
 
 @pytest.mark.parametrize("make", [adaptive_clip_by_global_norm, adaptive_clip_by_layer_norm])

@@ -146,6 +146,11 @@ def test_other_layers_are_refused_and_not_observed():
         gradclip.clip_grad_layer_norm_([{"params": layers, "max_norm": 1.0}], AdaptiveThreshold())
     with pytest.raises(TypeError, match=r"has a norm for each layer, not one for the step. Pass monitor="):
         gradclip.Monitor().record(many)
+    for clip in (gradclip.clip_grad_layer_norm_, gradclip.clip_grad_unit_norm_):
+        with pytest.raises(TypeError, match=r"in order, got .*It is a rule: .* or clip_grad_layer_norm_\.$"):
+            clip(layers, SpreadRule())
+    with pytest.raises(TypeError, match=r"in order, got .*AdaptiveThreshold. Pass it to gradclip.clip_grad_norm_, "):
+        gradclip.clip_grad_unit_norm_(layers, many)
     give(layers, [np.full(3, math.nan, np.float32)] * 2)
     with pytest.raises(FloatingPointError):
         gradclip.clip_grad_layer_norm_(layers, many, nonfinite="raise")

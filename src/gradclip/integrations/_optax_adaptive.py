@@ -15,13 +15,13 @@ from gradclip._src.core.nonfinite import Nonfinite
 from gradclip._src.core.norms import Order
 from gradclip._src.functional.clip import clip_by_global_norm as clip_tree
 from gradclip._src.functional.clip import clip_by_layer_norm, global_norm
-from gradclip._src.passed.leaves import choice_of, counted
+from gradclip._src.passed.leaves import choice_of, counted, names_in
 from gradclip._src.public import public_in
 from gradclip._src.thresholds.below_usual import rule_given
 from gradclip._src.thresholds.following import FollowingRule
 from gradclip._src.thresholds.history import AnyHistory, check_between
 from gradclip._src.tree import flatten
-from gradclip._src.words import typed, with_advice
+from gradclip._src.words import listed, typed, with_advice
 
 
 @public_in("integrations.optax")
@@ -159,7 +159,7 @@ def adaptive_clip_by_layer_norm(
         where: which updates count, as in `gradclip.global_norm`. The others stay as they are, and observe nothing.
 
     The state is a `LayerClipState`. Errors are those of `gradclip.clip_by_layer_norm`, and a ValueError for updates
-    with another number of leaves than the parameters that `init` got.
+    with other leaves than the parameters that `init` got, by their number or their names.
 
     >>> transform = adaptive_clip_by_layer_norm()
     >>> state = transform.init({"b": jnp.zeros(1), "w": jnp.zeros(2)})
@@ -174,19 +174,24 @@ def adaptive_clip_by_layer_norm(
     rule, known = rule_given(rule, skips=False), Order.parse(setting_known("ord", ord)).p
     chosen: dict[str, Any] = {"ord": known, "nonfinite": nonfinite, "axis_name": axis_name, "where": where}
 
+    inits: set[tuple[str, ...]] = set()  # the names of the leaves that `init` got: a state holds no names
+
     def init(params: optax.Params) -> LayerClipState:
-        empty = _nothing_observed(rule, params, (len(flatten(params).leaves),))
-        return LayerClipState(*empty[:4])
+        flat = flatten(params)
+        inits.add(names_in(flat))
+        return LayerClipState(*_nothing_observed(rule, params, (len(flat.leaves),))[:4])
 
     def update(
         updates: optax.Updates, state: LayerClipState, params: optax.Params | None = None
     ) -> tuple[optax.Updates, LayerClipState]:
         updates = jax.tree.map(jnp.asarray, updates)
         flat, limits = flatten(updates), rule.max_norm(state.history)
-        if len(flat.leaves) != len(state.norms):
+        count, names = len(state.norms), names_in(flat)
+        if len(names) != count or (inits and names not in inits):
+            others = next((listed(one) for one in inits if len(one) == len(names) == count), f"{count} leaves")
             raise ValueError(
-                f"the updates have {len(flat.leaves)} leaves, but the state has histories of {len(state.norms)}. Call "
-                "init with parameters of the same structure."
+                f"the updates have {len(names)} leaves, {listed(names) or 'none'}, but the state has histories of "
+                f"{others}. Call init with parameters of the same structure."
             )
         if not flat.leaves:
             return updates, state

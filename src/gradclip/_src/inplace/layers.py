@@ -140,7 +140,8 @@ class Layerwise:
         elif isinstance(max_norm, list | tuple):
             max_norms = max_norm
         else:
-            raise TypeError(f"{_one_for_each(grads)}, got {typed(max_norm)}.")
+            advice = getattr(max_norm, "_instead_of_threshold", "")
+            raise TypeError(f"{_one_for_each(grads)}, got {typed(max_norm)}. {advice}".rstrip())
         if len(max_norms) != len(grads):
             raise ValueError(f"{_one_for_each(grads)}, got a list of {len(max_norms)}.")
         thresholds = check_thresholds(max_norms, backend)

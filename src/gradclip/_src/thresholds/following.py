@@ -42,7 +42,8 @@ class FollowingRule:
     """
 
     _instead_of_threshold: ClassVar[str] = (
-        "It is a rule: pass rule.max_norm(history), or a gradclip.AdaptiveThreshold(rule) to gradclip.clip_grad_norm_."
+        "It is a rule: pass rule.max_norm(history), or a gradclip.AdaptiveThreshold(rule) to gradclip.clip_grad_norm_ "
+        "or clip_grad_layer_norm_."
     )
 
     _least_share: ClassVar[float] = 1.0
