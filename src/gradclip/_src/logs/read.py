@@ -7,8 +7,17 @@ from gradclip._src.logs.events import is_event_file, of_events
 from gradclip._src.logs.files import is_text, start_of
 from gradclip._src.logs.json_files import no_norm, of_document, of_lines
 from gradclip._src.logs.metrics import is_metric, metrics_of, of_metric
-from gradclip._src.logs.rows import Keys, Log, LogError
-from gradclip._src.logs.text import COMMENT, columns_of, holds_norm, holds_numbers, of_table, of_text, without_names
+from gradclip._src.logs.rows import Log, LogError
+from gradclip._src.logs.text import (
+    COMMENT,
+    columns_of,
+    holds_norm,
+    holds_numbers,
+    is_table,
+    of_table,
+    of_text,
+    without_names,
+)
 
 _STATE = "trainer_state.json"
 _EVENTS = "*tfevents*"
@@ -80,7 +89,7 @@ def _of_file(path: Path, key: str | None) -> Log:
         return of_metric(path)
     numbers = holds_numbers(first)
     table = None if numbers or holds_norm(first) else columns_of(first)
-    if table is not None and Keys.among(table[0], key) is not None:
+    if table is not None and is_table(table[0], key):
         return of_table(path, key)
     try:
         return of_text(path, key)

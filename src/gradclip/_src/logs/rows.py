@@ -33,6 +33,8 @@ _STEPS = (
 _THRESHOLDS = ("max_norm", "max_grad_norm", "clip_threshold", "clip_grad")
 BY_GRADCLIP = "grad_norm_clipped"
 """What gradclip's callbacks log beside the norm."""
+OF_A_RUN = " - "
+"""Between the name of a run and that of a column, as Weights & Biases writes it."""
 MOST_ROWS = 2_000_000
 _LARGEST_STEP = 2**53
 _OF_EVALUATION = re.compile(r"(?:^|[/_ -])(?:eval|val|valid|validation|test)(?:[/_ -]|$)", re.I)
@@ -98,7 +100,8 @@ class Keys(NamedTuple):
         norm = asked if asked is not None and asked in names else None if asked is not None else _norm_among(names)
         if norm is None:
             return None
-        rest = [name for name in names if name != norm]
+        run = norm.rpartition(OF_A_RUN)[0]
+        rest = [name for name in names if name != norm and name.rpartition(OF_A_RUN)[0] in ("", run)]
         beside = norm.rpartition("/")[0]
         near = sorted(rest, key=lambda name: name.rpartition("/")[0] != beside)  # of the same part of the run
         found = (_first(near, wanted) for wanted in (_LOSSES, _STEPS, _THRESHOLDS, ("skipped",), (BY_GRADCLIP,)))
@@ -201,7 +204,7 @@ def plain(name: str) -> str:
 
     A name in parts is one of the norm's names, too: grad_norm_total for `grad/norm/total`.
     """
-    last = name.rpartition(" - ")[2]
+    last = name.rpartition(OF_A_RUN)[2]
     parts = last.replace("-", "_").replace(" ", "_").casefold().split("/")
     joined = "_".join(parts[-2:])
     for several in ("_".join(parts[-3:]), joined):

@@ -3,14 +3,16 @@
 import csv
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gradclip._src.logs.files import lines
 from gradclip._src.logs.json_files import BEFORE_CLIPPING, TRAINER_DEFAULT, no_norm
 from gradclip._src.logs.rows import (
+    OF_A_RUN,
     Keys,
     Log,
     LogError,
@@ -36,6 +38,7 @@ COMMENT = "#"  # begins lines before the names of columns
 _AROUND = ",; \t\r\n\"'"
 _APART = re.compile(r"[,;\s\"']+")
 _BOUNDS = ("__MIN", "__MAX")  # columns that Weights & Biases adds
+_RUNS = ("run", "run_id", "run_name", "name", "seed", "trial", "trial_id", "experiment")
 
 
 def columns_of(first: str) -> tuple[list[str], str] | None:
@@ -61,6 +64,39 @@ def without_names(path: Path, first: str) -> LogError:
     )
 
 
+class _Runs:
+    """The runs in a table with columns that name them. To read one, the key is such as `run-7 - grad_norm`."""
+
+    def __init__(self, names: Sequence[str], key: str | None) -> None:
+        self.columns = [name for name in names if plain(name) in _RUNS]
+        self.asked, self.key = None, key
+        if self.columns and key is not None and key not in names and OF_A_RUN in key:
+            self.asked, _, self.key = key.rpartition(OF_A_RUN)
+        self._steps: dict[str, list[Any]] = {}
+
+    def read(self, entries: Iterable[dict[str, str]], keys: Keys) -> Iterator[dict[str, str]]:
+        """Yield the entries of the run that is asked for, or all."""
+        for one in entries:
+            run = "/".join(one.get(column, "").strip() for column in self.columns)
+            if number(one.get(keys.norm)) is not None:
+                self._steps.setdefault(run, []).append(one.get(keys.step or ""))
+            if self.asked in (None, run):
+                yield one
+
+    def check(self, path: Path, keys: Keys) -> None:
+        """Raise LogError if there are several runs, of which none was named: two have a step, or each has many rows."""
+        each = [{*steps} if keys.step else range(len(steps) - 1) for steps in self._steps.values()]
+        several = len(each) > 1 and (sum(map(len, each)) > len({*chain(*each)}) if keys.step else all(map(len, each)))
+        if several if self.asked is None else self.asked not in self._steps:
+            runs = listed([f'"{run}{OF_A_RUN}{keys.norm}"' for run in self._steps], " or ")
+            raise LogError(f"{path} has several runs, by its column {' and '.join(self.columns)}. Pass --key {runs}.")
+
+
+def is_table(names: Sequence[str], key: str | None) -> bool:
+    """Say whether one of the columns is the norm. Raises LogError if several may be."""
+    return Keys.among(names, _Runs(names, key).key) is not None
+
+
 def of_table(path: Path, key: str | None) -> Log:
     """Read a table whose first line names the columns."""
     every = lines(path)
@@ -69,12 +105,14 @@ def of_table(path: Path, key: str | None) -> Log:
     if found is None:
         raise no_norm(path, (), key)
     names, separator = found
-    keys = Keys.among([name for name in names if not name.endswith(_BOUNDS)], key)
+    runs = _Runs(names, key)
+    keys = Keys.among([name for name in names if not name.endswith(_BOUNDS)], runs.key)
     if keys is None:
         raise no_norm(path, names, key)
     unread: list[csv.Error] = []
     entries = (dict(zip(names, one, strict=False)) for one in _entries(every, separator, unread))
-    rows, left_out = rows_of(entries, keys, names)
+    rows, left_out = rows_of(runs.read(entries, keys), keys, names)
+    runs.check(path, keys)
     if not rows:
         raise no_norm(path, names, keys.norm)
     notes = (counted(len(unread), "row could", "rows could") + f" not be read: {unread[0]}.",) if unread else ()
