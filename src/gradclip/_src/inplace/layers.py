@@ -387,8 +387,12 @@ class _Follower(NamedTuple):
 
 def _names(params: ParameterList, *, whole: bool) -> tuple[str, ...]:
     """Return the identity of each parameter; with its shape, which tells two apart, if it is `whole`."""
-    shapes = [tuple(getattr(one, "shape", ())) if whole else None for one in params.parameters]
-    return tuple(identity(params.name(place), shape) for place, shape in enumerate(shapes))
+    listed, sizes = params.parameters, enumerate(params.sizes)
+    grouped = [f"parameters[{group}]['params'][{place}]" for group, size in sizes for place in range(size)]
+    places = grouped or [f"parameters[{place}]" for place in range(len(listed))]
+    names = [own or place for own, place in zip(params.names, places, strict=True)] if params.names else places
+    shapes = [tuple(getattr(one, "shape", ())) if whole else None for one in listed]
+    return tuple(map(identity, names, shapes))
 
 
 _MaxNorms: TypeAlias = Thresholds | AdaptiveThreshold

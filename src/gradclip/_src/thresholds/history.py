@@ -195,14 +195,13 @@ def places_of(given: Sequence[str], known: Sequence[str]) -> list[int | None]:
     return places
 
 
-def check_kind(known: Sequence[str] | None, given: Sequence[str] | None) -> None:
-    """Raise ValueError if one is the norm of all gradients, and the other those of layers."""
-    if (known is None) is not (given is None):
-        said = ["one norm" if one is None else f"the norms of {len(one)} layers" for one in (known, given)]
-        raise ValueError(
-            f"{_HELD} {said[0]}, got {said[1]}. Make one for all gradients together, and one for layers, each with "
-            "its own state."
-        )
+def other_kind(known: Sequence[str] | None, given: Sequence[str] | None) -> ValueError:
+    """Return the error where one is the norm of all gradients, and the other those of layers."""
+    said = ["one norm" if one is None else f"the norms of {len(one)} layers" for one in (known, given)]
+    return ValueError(
+        f"{_HELD} {said[0]}, got {said[1]}. Make one for all gradients together, and one for layers, each with its own "
+        "state."
+    )
 
 
 def _unlike(known: str, given: str, advice: str) -> ValueError:

@@ -22,9 +22,9 @@ from gradclip._src.thresholds.following import FollowingRule
 from gradclip._src.thresholds.history import (
     AnyHistory,
     check_between,
-    check_kind,
     namespace_of,
     of_one_norm,
+    other_kind,
     places_of,
 )
 from gradclip._src.words import shown, typed, with_advice
@@ -64,9 +64,10 @@ class AdaptiveThreshold:
     and DDP add do not count. A new layer begins a history of its own. Without names, only parameter groups may get new
     ones. A layer that is missing, or another order, is an error.
 
-    A layer that has no gradient at a step, or a norm that is 0 or not finite, keeps its threshold. `norm`, `max_norm`
-    and `next_max_norm` are then vectors, with 0 as the norm of a layer without a gradient. A step counts as skipped if
-    a layer was, else as clipped if one was. If a gradient is float64, all thresholds are.
+    A layer that has no gradient at a step, or a norm that is 0 or not finite, keeps its threshold. A norm beyond the
+    range of its dtype counts as not finite. `norm`, `max_norm` and `next_max_norm` are then vectors, with 0 as the norm
+    of a layer without a gradient. A step counts as skipped if a layer was, else as clipped if one was. If a gradient is
+    float64, all thresholds are.
 
     If several processes hold parts of the gradients, make one `AdaptiveThreshold` in each. They see equal norms, so
     their thresholds are equal to the last bit. On an accelerator, nothing waits for the device until you read a value.
@@ -204,8 +205,8 @@ class AdaptiveThreshold:
 
     def _check_order(self, order: Order, layers: tuple[str, ...] | None = None) -> None:
         """Raise ValueError if earlier steps had norms of a different order, or of layers; None: one norm."""
-        if self._order is not None:
-            check_kind(self._layers, layers)
+        if self._order is not None and (self._layers is None) is not (layers is None):
+            raise other_kind(self._layers, layers)
         if self._order not in (None, order):
             raise ValueError(
                 f"this AdaptiveThreshold has observed norms of ord={self._order.p}, got ord={order.p}. Make one for "
@@ -350,7 +351,7 @@ class AdaptiveThreshold:
         saved = None if state.get("layers") is None else tuple(state["layers"])
         layers = self._layers if order is None else saved
         if self._order is not None:
-            check_kind(self._layers, layers)
+            self._check_order(self._order, layers)
             places_of(self._layers or (), layers or ())
         dtype = np.dtype(state["dtype"]).type
         history = self.rule.init(np.zeros((), dtype), () if layers is None else (len(layers),))
