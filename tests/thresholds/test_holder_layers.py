@@ -87,10 +87,20 @@ def test_so_is_a_tree_of_arrays(rule):
     for first, second, *_ in steps():
         tree = {"b": {"x": second}, "a": first, "count": np.array([3])}
         gradclip.clip_grad_layer_norm_(tree, many, nonfinite="drop")
-    assert many._layers == ("a", "b.x", "count")
+    assert many._layers == ("a, of shape (3,)", "b.x, of shape (3,)", "count, of shape (1,)")
     for place, name in enumerate((0, 1)):
         assert bits(many.next_max_norm[place]) == bits(alone(rule, name, steps())[0].next_max_norm)
     assert (many.norm[2], many.history.count[2]) == (0.0, 0)
+
+
+@pytest.mark.after_error
+def test_a_tree_gets_a_new_array_but_none_of_another_shape():
+    many, tree = AdaptiveThreshold(), {"a": np.ones(3), "z": np.ones(1)}
+    gradclip.clip_grad_layer_norm_(tree, many)
+    gradclip.clip_grad_layer_norm_({"new": np.ones(2), **tree}, many)
+    assert many.history.count.tolist() == [2, 1, 2]
+    with pytest.raises(ValueError, match=r"has observed 'a, of shape .3,.', got 'a, of shape .2,.'. Pass the same"):
+        gradclip.clip_grad_layer_norm_({"new": np.ones(2), "z": np.ones(1), "y": np.ones(1), "a": np.ones(2)}, many)
 
 
 def test_wide_layers_and_layers_that_do_not_count():
@@ -313,6 +323,9 @@ def test_names_that_only_wrappers_tell_apart_count_as_they_are():
     gradclip.clip_grad_layer_norm_({"module.w": layers["module.w"]}, many)
     gradclip.clip_grad_layer_norm_(layers, many)
     assert many.history.count.tolist() == [1, 2]
+    again = [*layers.items(), ("w", parameters(1)[0])]
+    with pytest.raises(ValueError, match=r"2 layers, got 3 layers, so which of them are new is not known"):
+        gradclip.clip_grad_layer_norm_(again, many)
     with pytest.raises(ValueError, match=r"has observed 'w, .* Pass it, too: without a gradient it keeps"):
         gradclip.clip_grad_layer_norm_({f"_orig_mod.{name}": one for name, one in layers.items()}, many)
 

@@ -368,7 +368,7 @@ class _Follower(NamedTuple):
                 "of each layer. Leave the key out, or pass a number as max_norm."
             )
         flat = None if params.tree is None else flatten(params.tree)
-        names = _names(params, whole=whole and not params.named) if flat is None else names_in(flat)
+        names = _names(params, flat, whole=whole and not params.named)
         return cls(adaptive, names, adaptive._for_layers(names, order), (order, policy), params.flat, flat)
 
     def thresholds(self) -> Any:
@@ -385,14 +385,14 @@ class _Follower(NamedTuple):
         self.adaptive._observe_layers(self.names, norms, self.limits, *self.settings)
 
 
-def _names(params: ParameterList, *, whole: bool) -> tuple[str, ...]:
-    """Return the identity of each parameter; with its shape, which tells two apart, if it is `whole`."""
-    listed, sizes = params.parameters, enumerate(params.sizes)
+def _names(params: ParameterList, flat: FlatTree | None, *, whole: bool) -> tuple[str, ...]:
+    """Return the identity of each parameter, or leaf; with its shape, which tells two apart, if it is `whole`."""
+    listed, sizes = params.parameters if flat is None else flat.leaves, enumerate(params.sizes)
     grouped = [f"parameters[{group}]['params'][{place}]" for group, size in sizes for place in range(size)]
     places = grouped or [f"parameters[{place}]" for place in range(len(listed))]
-    names = [own or place for own, place in zip(params.names, places, strict=True)] if params.names else places
+    own = [name or place for name, place in zip(params.names or places, places, strict=True)] if flat is None else []
     shapes = [tuple(getattr(one, "shape", ())) if whole else None for one in listed]
-    return tuple(map(identity, names, shapes))
+    return tuple(map(identity, own if flat is None else names_in(flat), shapes))
 
 
 _MaxNorms: TypeAlias = Thresholds | AdaptiveThreshold

@@ -180,11 +180,13 @@ def places_of(given: Sequence[str], known: Sequence[str]) -> list[int | None]:
         keys, old_keys = names, old_names  # without the names of wrappers, some are the same
     place_of = {key: place for place, key in enumerate(old_keys)}
     places = [place_of.get(key) for key in keys]
-    gone = [old for key, old in zip(old_keys, known, strict=True) if key not in keys]
+    mine = {*keys}
+    gone = [old for key, old in zip(old_keys, known, strict=True) if key not in mine]
     if gone:
         said = repr(gone[0]), listed([*map(repr, given)]) or "no layers"
         raise _unlike(*said, "Pass it, too: without a gradient it keeps its threshold. Pass all by the same names")
-    if len({*keys}) < len(keys) or (None in places and known and all(map(_BY_PLACE.fullmatch, names))):
+    unclear = len(mine) < len(keys) or len(place_of) < len(known)
+    if unclear or (None in places and known and all(map(_BY_PLACE.fullmatch, names))):
         what = f"{len(given)} layers, so which of them are new is not known"
         raise _unlike(
             f"{len(known)} layers", what, "Name them from the first step on, as model.named_parameters() does"
