@@ -177,13 +177,13 @@ class Module(pl.LightningModule):
     def training_step(self, batch, batch_idx):
         x, y = batch[:2]
         self.seen.append([int((one == X).all(1).nonzero()) for one in x])
-        loss = self.net(x, y)["loss"]
-        self.losses.append(loss.item())
-        if self.automatic_optimization:
-            return loss
-        for optimizer in self.optimizers():
+        for optimizer in [None] if self.automatic_optimization else self.optimizers():
+            loss = self.net(x, y)["loss"]
+            self.losses.append(loss.item())
+            if optimizer is None:
+                return loss
             optimizer.zero_grad()
-            self.manual_backward(self.net(x, y)["loss"])
+            self.manual_backward(loss)
             optimizer.step()
         return None
 
@@ -241,12 +241,65 @@ def test_a_resumed_fit_goes_on_with_its_steps(tmp_path):
     assert len(module.seen) == 16
 
 
-def test_several_optimizers_have_the_batch_and_no_loss():
+def test_several_optimizers_have_the_loss_of_their_own_backward_passes():
     monitors = [every(), every()]
     module, _ = fitted(monitors, module=Module(manual=True), max_epochs=1)
     for number, monitor in enumerate(monitors, 1):
         assert contexts(monitor) == dict(zip(range(number, 17, 2), module.seen, strict=True))
-        assert all(step.loss != step.loss for step in monitor.records)
+        assert [step.loss for step in monitor.records] == pytest.approx(module.losses[number - 1 :: 2], rel=1e-6)
+
+
+class Adversaries(Module):
+    """The losses of `head`, the critic, are accumulated over two batches; that of `body` reaches `head`, too."""
+
+    def __init__(self, *, toggle=False, to_none=True):
+        super().__init__(manual=True)
+        self.toggle, self.to_none = toggle, to_none
+        self.critic, self.maker = [], []
+
+    def training_step(self, batch, number):
+        x, y = batch
+        self.seen.append([int((one == X).all(1).nonzero()) for one in x])
+        body, head = self.optimizers()
+        if number % 2 == 0:
+            head.zero_grad(set_to_none=self.to_none)
+        parts = [self.net(x.detach(), y)["loss"] * scale for scale in (0.5, 0.25)]
+        for part in parts:  # two losses of one batch
+            self.manual_backward(part, inputs=[*self.net.head.parameters()])
+        self.critic.append(sum(parts).item())
+        if number % 2 == 0:
+            return
+        head.step()
+        if self.toggle:
+            self.toggle_optimizer(body)
+        body.zero_grad(set_to_none=self.to_none)
+        loss = -self.net(x, y)["loss"]
+        self.manual_backward(loss)
+        self.maker.append(loss.item())
+        body.step()
+        if self.toggle:
+            self.untoggle_optimizer(body)
+
+
+@pytest.mark.parametrize("toggle", [False, True])
+def test_adversaries(toggle):
+    monitors, module = [every(), every()], Adversaries(toggle=toggle)
+    fitted(monitors, module=module, max_epochs=1)
+    maker, critic = monitors
+    assert [step.loss for step in maker.records] == pytest.approx(module.maker, rel=1e-6)
+    pairs = [sum(module.critic[place : place + 2]) for place in range(0, 8, 2)]
+    assert [step.loss for step in critic.records] == pytest.approx(pairs, rel=1e-6)
+    assert [*contexts(maker).values()] == module.seen[1::2]
+    assert [*contexts(critic).values()] == [joined(module.seen[place : place + 2]) for place in range(0, 8, 2)]
+
+
+def test_gradients_that_others_write_to_have_no_loss():
+    """Set to zero in place, or clipped by hand: which losses they are of cannot be seen."""
+    monitors = [every(), every()]
+    fitted(monitors, module=Adversaries(to_none=False), max_epochs=1)
+    known = [[step.loss == step.loss for step in monitor.records] for monitor in monitors]
+    assert known == [[True] * 4, [True, False, False, False]]
+    assert [context is not None for context in contexts(monitors[1]).values()] == known[1]
 
 
 class SkipsBad(DataLoader):

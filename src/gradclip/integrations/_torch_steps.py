@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
 from gradclip._src.words import shown
@@ -80,20 +82,55 @@ class BatchIndices:
 
 
 class StepNotes:
-    """The loss and the context of the next step, of which a monitor is told."""
+    """The loss and the context of the next step, of which a monitor is told.
 
-    def __init__(self, context: Callable[[Any], Any] | None, monitor: object) -> None:
+    `optimizer`: that of the steps, in a loop that goes backward and steps as it likes. Then only backward passes count
+    that reach its parameters, and only since their gradients were last removed.
+    """
+
+    def __init__(
+        self, context: Callable[[Any], Any] | None, monitor: object, optimizer: Optimizer | None = None
+    ) -> None:
         if not (context is None or callable(context)):
             raise TypeError(f"context must be a function of a batch, got {shown(context)}.")
         if context is not None and monitor is None:
             raise ValueError("context is recorded by a monitor. Pass monitor=gradclip.Monitor(), too.")
-        self._context = context
+        self._context, self._optimizer = context, optimizer
+        self._found: list[Any] = []
         self.begin()
 
     def begin(self) -> None:
         """Begin a step."""
         self.loss: Any = None
         self._batches: list[Any] = []
+        self._taken = False
+
+    def before_backward(self) -> None:
+        """Look at the gradients before a backward pass. Begin a step if the last one was made, or they are removed."""
+        left, self._found = self._found, self._gradients()
+        if self._taken or not self._batches or not (any(self._found) or self._optimizer is None):
+            self.begin()
+        elif self._found != left:  # set to zero, perhaps: nobody knows what is left of earlier passes
+            self.loss, self._batches = math.nan, [None]
+
+    def after_backward(self, loss: Any, told: list[Any] | None) -> None:
+        """Add a batch to the step if the backward pass reached the parameters."""
+        before, self._found = self._found, self._gradients()
+        if self._optimizer is None or self._found != before:
+            self.add(loss, told)
+
+    def _gradients(self) -> list[Any]:
+        """Return what changes when a gradient is made, removed or written to."""
+        groups = [] if self._optimizer is None else self._optimizer.param_groups
+        grads = [parameter.grad for group in groups for parameter in group["params"]]
+        held = [getattr(grad, "_local_tensor", grad) for grad in grads]  # a DTensor counts no writes
+        return [None if grad is None else (id(grad), grad._version) for grad in held]
+
+    def take(self) -> tuple[Any, list[Any] | None]:
+        """Return the loss and the context of a step, at which the next one begins; no loss and no context twice."""
+        known = (None, None) if self._taken else (self.loss, self.context)
+        self._taken = True
+        return known
 
     def of_batch(self, batch: object, indices: list[Any] | None) -> list[Any] | None:
         """Return what tells a batch from others, in a list; None if nothing does."""
@@ -103,7 +140,8 @@ class StepNotes:
         """Add a batch to the step: a part of its loss, and what tells the batch from others."""
         if getattr(loss, "shape", None) == ():
             self.loss = loss.detach() if self.loss is None else self.loss + loss.detach()
-        self._batches.append(told)
+        if not (self._batches and told is self._batches[-1]):  # a batch may have several losses
+            self._batches.append(told)
 
     @property
     def context(self) -> list[Any] | None:

@@ -56,7 +56,9 @@ class ClipCallback(Callback):
         monitor: a `gradclip.Monitor` that records each step; for several optimizers, a list with one for each. It gets
             the step's number, `trainer.global_step`, the module's names of layers, the loss, and as context the indices
             of the step's examples in the data set of `trainer.train_dataloader`, in a list; without any, as of a
-            stream, None. With several optimizers there is no loss, and the context is that of the last batch.
+            stream, None. In manual optimization, loss and context are of the calls of `manual_backward` that reached
+            the optimizer's parameters since their last `zero_grad()`. If something else wrote to the gradients between
+            two such calls, as `zero_grad(set_to_none=False)` does, there is neither.
         context: what to record in their place: a function of a batch, such as `lambda batch: batch["id"]`. The context
             is then a list with what it returns for each batch of the step.
 
@@ -92,10 +94,10 @@ class ClipCallback(Callback):
         self._same |= {"process_group": process_group, "mesh": mesh, "unit_axis": unit_axis}
         self._same |= {"where": where, "integers": integers}
         self.clipping: list[StepClipping | EngineClipping] = []
-        self._notes = StepNotes(context, monitor)
-        self._monitors: Sequence[Monitor | None] = ()
+        self._context, self._notes = context, StepNotes(context, monitor)
+        self._each: list[tuple[Optimizer, Monitor, StepNotes]] = []
         self._batch: list[Any] | None = None  # what tells it from others
-        self._stepped = True  # whether a step was made since the last backward pass
+        self._loss: Tensor | None = None
         self._place = 0  # of the next batch in this pass through the data
         self._followed: list[tuple[Any, BatchIndices]] = []
         self._undo = ExitStack()
@@ -106,7 +108,7 @@ class ClipCallback(Callback):
             self.clipping.pop().remove()  # of an earlier fit
         self._undo.close()
         optimizers = trainer.optimizers
-        self._monitors = monitors = _each("monitor", self._monitor, len(optimizers), shared=self._monitor is None)
+        monitors = _each("monitor", self._monitor, len(optimizers), shared=self._monitor is None)
         adaptive = isinstance(self._max_norm, AdaptiveThreshold)
         max_norms = _each("max_norm", self._max_norm, len(optimizers), shared=not adaptive)
         if self._monitor is not None and "dataloader_iter" not in inspect.signature(pl_module.training_step).parameters:
@@ -114,6 +116,12 @@ class ClipCallback(Callback):
         for optimizer, max_norm, monitor in zip(optimizers, max_norms, monitors, strict=True):
             name_parameters(optimizer, pl_module.named_parameters())
             self.clipping.append(clip_at_step(optimizer, max_norm, monitor=monitor, **self._same))
+        automatic = pl_module.automatic_optimization
+        self._each = [
+            (optimizer, monitor, StepNotes(self._context, monitor, None if automatic else optimizer))
+            for optimizer, monitor in zip(optimizers, monitors, strict=True)
+            if monitor is not None
+        ]
 
     def _follow(self, trainer: Trainer) -> None:
         """Follow which examples the batches of the loaders hold that Lightning will make."""
@@ -140,7 +148,7 @@ class ClipCallback(Callback):
         return next((indices for found, indices in self._followed if found is loader), None)
 
     def on_train_start(self, *_: object) -> None:
-        self._place, self._stepped = 0, True
+        self._place = 0
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._place = 0
@@ -153,20 +161,21 @@ class ClipCallback(Callback):
             self._batch = self._notes.of_batch(batch, None if indices is None else indices.batch(self._place))
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        if self._stepped:
-            self._notes.begin()
-        self._stepped = False
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        self._notes.add(loss if scaler is None else loss / scaler.scale(ones_like(loss)), self._batch)
+        if self._each:
+            self._loss = (loss if scaler is None else loss / scaler.scale(ones_like(loss))).detach()
+        for each in self._each:
+            each[2].before_backward()
+
+    def on_after_backward(self, *_: object) -> None:
+        for each in self._each:
+            each[2].after_backward(self._loss, self._batch)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        notes, several = self._notes, len(self._monitors) > 1
-        loss, context = (None, None) if self._stepped else (notes.loss, notes.context)
-        for one, monitor in zip(trainer.optimizers, self._monitors, strict=True):
-            if one is optimizer and monitor is not None:
-                said = {"context": self._batch} if several else {"loss": loss, "context": context}
-                monitor.note(step=trainer.global_step + 1, **said)
-        self._stepped = True
+        for one, monitor, notes in self._each:
+            if one is optimizer:
+                loss, context = notes.take()
+                monitor.note(step=trainer.global_step + 1, loss=loss, context=context)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
         self._place += 1
