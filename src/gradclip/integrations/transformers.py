@@ -57,7 +57,8 @@ class ClipCallback(TrainerCallback, ExportableState):
         integers: "raise" refuses integers in place of gradients.
         monitor: a `gradclip.Monitor` that records each step, under the Trainer's number of it, with the model's names
             of layers. After `add_to`, also the loss, and as context the indices of the step's examples in the data set
-            of the Trainer's data loader, in a list; without any, as of a stream, None.
+            of the Trainer's data loader, in a list; without any, as of a stream, None. Each process has the loss and
+            the examples of its own.
         context: what to record in their place: a function of a batch, such as `lambda batch: batch["id"]`. The context
             is then a list with what it returns for each batch of the step. It needs `add_to`.
 
