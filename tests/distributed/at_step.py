@@ -259,6 +259,10 @@ def other_scopes_clip_shards_of_fsdp2():
             torch.testing.assert_close(mine.full_tensor(), whole, rtol=1e-5, atol=1e-6)
         assert clipping.norm == (pytest.approx(norm.item(), rel=1e-6) if scope == "layer" else None)
         assert monitor is None or (monitor.steps, monitor.num_skipped) == (3, 1)
+        numbers = {name: number.item() for name, number in clipping.numbers().items()}
+        left = gradclip.grad_norm(theirs.parameters()).item()
+        every = {"grad_norm": norm.item(), "grad_norm_clipped": left, "clipped_share": 2 / 3, "skipped_share": 1 / 3}
+        assert numbers == (pytest.approx(every | {"clipped_layer_share": 1.0}) if scope == "layer" else {})
 
 
 def scopes_that_differ_are_refused():

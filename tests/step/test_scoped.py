@@ -49,7 +49,14 @@ def test_a_step_gets_what_the_call_leaves(scope, fused, where):
     optimizer.step()
     assert all(map(torch.equal, weights(model), expected))
     assert clipping.norm == (None if scope == "value" else pytest.approx(norm.item(), rel=1e-6))
-    assert clipping.numbers() == ({} if scope == "value" else {"grad_norm": clipping.norm})
+    numbers = clipping.numbers()
+    assert (numbers.pop("grad_norm") is clipping.norm) if scope != "value" else numbers == {}
+    if scope in ("value", "agc"):
+        assert numbers == {}
+    else:
+        left = gradclip.grad_norm(model.named_parameters(), where=where).item()
+        assert numbers.pop("grad_norm_clipped").item() == pytest.approx(left, rel=1e-6)
+        assert [*numbers] == ["clipped_share", "skipped_share", f"clipped_{scope}_share"]
     assert repr(clipping) == f"StepClipping(SGD, max_norm=1.0, scope={scope!r}, fused=False, 1 step)"
     clipping.remove()
     give(model)
@@ -72,6 +79,36 @@ def test_a_layer_by_hand():
     optimizer.step()
     assert first.tolist() == pytest.approx([-3.6, -4.8])
     assert clipping.norm == 5.0
+
+
+@pytest.mark.parametrize(("scope", "max_norm"), [("layer", 0.1), ("unit", 0.1), ("layer", "adaptive")])
+@pytest.mark.parametrize("watched", [False, True])
+def test_numbers_are_those_of_the_calls_and_the_monitor(scope, max_norm, watched):
+    weight, bias, frozen = (torch.nn.Parameter(torch.zeros(shape)) for shape in ((2, 2), (2,), (3,)))
+    optimizer = torch.optim.SGD([weight, frozen, bias], lr=0.1)
+    monitor = gradclip.Monitor()
+    rule = gradclip.QuantileRule(factor=1.0, window=4)
+    given = gradclip.AdaptiveThreshold(rule) if max_norm == "adaptive" else max_norm
+    more = {"monitor": monitor} if watched else {}
+    clipping = clip_at_step(optimizer, given, scope=scope, nonfinite="skip", **more)
+    steps = [(0.01, 0.01), (0.01, 0.02), (0.5, 0.01), (math.nan, 0.5), (0.5, 0.5), (0.1, 0.02)]
+    seen, counted = [], []
+    for one, other in steps:
+        weight.grad, bias.grad = torch.tensor([[one, 0.0], [0.0, 0.01]]), torch.tensor([0.0, other])
+        optimizer.step()
+        numbers = {name: number.item() for name, number in clipping.numbers().items()}
+        left = [p.grad.norm().item() for p in (weight, bias) if p.grad is not None]
+        assert numbers["grad_norm_clipped"] == pytest.approx(math.hypot(*left), rel=1e-6)
+        seen.append(numbers[f"clipped_{scope}_share"])
+        counted.append((numbers["clipped_share"], numbers["skipped_share"]))
+    if watched:
+        assert counted[-1] == pytest.approx((monitor.counts.clipped_share, monitor.num_skipped / monitor.steps))
+    if max_norm == 0.1:
+        shares = {"layer": [0, 0, 1 / 2, 0, 1, 1 / 2], "unit": [0, 0, 1 / 3, 0, 2 / 3, 1 / 3]}[scope]
+        assert seen == pytest.approx(shares, rel=1e-6)  # the last 0.1 is above the threshold in float32
+        assert counted[3] == pytest.approx((1 / 4, 1 / 4))
+    else:
+        assert 0.5 in seen
 
 
 @EACH

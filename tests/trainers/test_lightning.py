@@ -96,7 +96,8 @@ def test_other_scopes(scope):
     trainer().fit(plain, data())
     assert all(map(torch.equal, net.parameters(), by_hand.parameters()))
     assert not any(map(torch.equal, net.parameters(), plain.parameters()))
-    assert set(fitted.callback_metrics) == (set() if scope == "value" else {"grad_norm"})
+    logged = {"value": set(), "agc": {"grad_norm"}}.get(scope, {*LOGGED, f"clipped_{scope}_share"})
+    assert set(fitted.callback_metrics) == logged
 
 
 def test_only_chosen_parameters_are_clipped():

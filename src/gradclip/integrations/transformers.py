@@ -46,8 +46,9 @@ class ClipCallback(TrainerCallback, ExportableState):
         max_norm: as in `clip_at_step`, like the other arguments: a number or a `gradclip.AdaptiveThreshold`, whose
             history is part of the Trainer's checkpoints.
         ord: which norm.
-        scope: what is clipped: all gradients together, or each "layer", "unit" or "value"; or "agc". Others than
-            "global" log `grad_norm` alone, "value" nothing.
+        scope: what is clipped: all gradients together, or each "layer", "unit" or "value"; or "agc". A step then counts
+            as clipped if a layer or unit was, and `clipped_layer_share` or `clipped_unit_share` is the share of them
+            that the step clipped. "agc" logs `grad_norm` alone, "value" nothing.
         eps: the lower limit for the norm of weights, with `scope="agc"`.
         unit_axis: the axes that index units, with `scope="unit"` or `"agc"`.
         nonfinite: what to do if a gradient contains NaN or infinity.

@@ -81,7 +81,7 @@ def _other(given: object, parameters: Set[int], holder: Holder | None) -> Holder
 class StepPart(NamedTuple):
     """Gradients that share a norm: the norm before clipping, the threshold, and above which multiple of it they skip.
 
-    The threshold is a number, or on an accelerator a scalar tensor.
+    The threshold is a number, or on an accelerator a scalar tensor. Of layers or units, both may be vectors.
     """
 
     norm: torch.Tensor
@@ -98,8 +98,9 @@ class StepPart(NamedTuple):
         """Return whether the gradients were clipped, and whether they were skipped, as NaN and infinity if `blanks`."""
         norm, threshold = self.norm, self.threshold
         limit = threshold * self.skip_above if self.skip_above < math.inf else math.inf
-        on_host = norm.device.type == "cpu" and not (isinstance(threshold, torch.Tensor) or without_values(norm))
-        value: Any = norm.item() if on_host else norm
+        known = norm.device.type == "cpu" and not (isinstance(threshold, torch.Tensor) or without_values(norm))
+        on_host = known and not norm.ndim
+        value: Any = norm.item() if on_host else norm.double() if known else norm
         finite = math.isfinite(value) if on_host else torch.isfinite(value)
         spike = (value > limit) & finite
         clipped = (value > threshold) & (value <= limit) & finite
@@ -115,9 +116,9 @@ class StepPart(NamedTuple):
 def left_of_all(parts: Sequence[StepPart], order: float, *, blanks: bool) -> torch.Tensor:
     """Return the norm of what the optimizer got of all parts together."""
     each = [part.left(blanks=blanks) for part in parts]
-    if len(each) == 1:
+    if len(each) == 1 and not each[0].ndim:
         return each[0]
-    return combined(torch.stack([one.to(each[0].device) for one in each]), order)
+    return combined(torch.cat([one.reshape(-1).to(each[0].device) for one in each]), order)
 
 
 def combined(norms: torch.Tensor, order: float) -> torch.Tensor:
@@ -292,6 +293,10 @@ class StepClipping(Attached):
         "grad_norm" is the norm before clipping, "grad_norm_clipped" that of what the optimizer got, "clipped_share" and
         "skipped_share" the shares of the steps of this object that were clipped and skipped. A step that was skipped is
         not clipped, and got 0.
+
+        With scope="layer" or "unit", a step was clipped if a layer or unit was, and "clipped_layer_share" or
+        "clipped_unit_share" is the share of the layers or units with gradients that the last step clipped; 0 if it was
+        skipped. With "agc" there is "grad_norm" alone, and nothing without a norm.
         """
         if self.norm is None or not self.steps:
             return {}
@@ -376,9 +381,9 @@ class StepClipping(Attached):
         self.threshold = parts[0].threshold if common else self.threshold
         blanks = self._request.nonfinite.blanks
         clipped, skipped = zip(*(part.shown(blanks=blanks) for part in parts), strict=True)
-        self._clipped = self._clipped + reduce(or_, clipped)
+        self._clipped = self._clipped + _any(reduce(or_, clipped))
         if blanks or any(part.skip_above < math.inf for part in parts):
-            self._num_skipped = self._num_skipped + reduce(or_, skipped)
+            self._num_skipped = self._num_skipped + _any(reduce(or_, skipped))
 
     # Saving and loading
 
@@ -454,6 +459,10 @@ class StepClipping(Attached):
         state, self._loading = self._loading, None
         if state is not None:
             self.load_state_dict(state)
+
+
+def _any(flags: Any) -> Any:
+    return flags.any() if isinstance(flags, torch.Tensor) and flags.ndim else flags
 
 
 def _adaptive(group: Mapping[str, Any]) -> AdaptiveThreshold | None:

@@ -17,7 +17,7 @@ from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.passed.leaves import EVERY
 from gradclip._src.step.asked import check_no_thresholds, check_scoped
 from gradclip._src.step.at_step import ClippingBeforeStep, all_of, listed_if_plain
-from gradclip._src.step.handle import combined
+from gradclip._src.step.handle import StepPart, combined
 from gradclip._src.thresholds.holder import AdaptiveThreshold
 
 
@@ -28,9 +28,17 @@ class ScopedClipping(ClippingBeforeStep):
         check_scoped(self._request.scope, max_norm)
         return max_norm if isinstance(max_norm, AdaptiveThreshold) else float(check_threshold(max_norm))
 
+    _lost = False  # whether it is not known of a step what it clipped
+
     def numbers(self) -> dict[str, torch.Tensor]:
-        """Return the norm of all gradients before clipping as "grad_norm"; empty where it is not known."""
-        return {} if self.norm is None or not self.steps else {"grad_norm": self.norm}
+        """Return what to log of the last step, as far as it is known."""
+        if self.norm is None or not self.steps:
+            return {}
+        if self._lost:
+            return {"grad_norm": self.norm}
+        clipped, _ = self._parts[0].shown(blanks=False)
+        share = clipped.to(self.norm).mean() if self._parts[0].norm.ndim else torch.zeros_like(self.norm)
+        return {**super().numbers(), f"clipped_{self._request.scope}_share": share}
 
     def _clip_unscaled(self, optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
         threshold = self._checked(self._max_norm)
@@ -38,15 +46,20 @@ class ScopedClipping(ClippingBeforeStep):
             self._record_skipped(groups, threshold)
             for parameter in all_of(groups):
                 parameter.grad = None
+            parts = [] if self.norm is None else [StepPart(self.norm, math.inf, math.inf)]
         else:
-            self.norm = self._clip_parts(optimizer, groups, threshold)
+            parts = self._clip_parts(optimizer, groups, threshold)
+            self.norm = combined(parts[0].norm, self._request.order.p) if parts else None
+        if self.norm is not None and self._request.scope != "agc":
+            self._stepped(self.norm, parts)
+        else:
+            self.steps, self._lost = self.steps + 1, True
         self.threshold = threshold.max_norm if isinstance(threshold, AdaptiveThreshold) else threshold
-        self.steps += 1
 
     def _clip_parts(
         self, optimizer: Optimizer, groups: list[dict[str, Any]], threshold: float | AdaptiveThreshold
-    ) -> torch.Tensor | None:
-        """Clip each part by its own norm; return the norm of all, as far as it is known."""
+    ) -> list[StepPart]:
+        """Clip each part by its own norm; return the norms and thresholds in one vector each, if they are known."""
         request = self._request
         if request.scope in ("value", "agc"):
             check_no_thresholds(request.scope, groups)
@@ -58,7 +71,7 @@ class ScopedClipping(ClippingBeforeStep):
         max_norm: Any = threshold
         if request.scope == "value":
             clip_grad_value_(given, max_norm, where=request.where, integers=request.integers)
-            return None
+            return []
         settings: dict[str, Any] = {"ord": request.order.p, "nonfinite": policy.of_call, **request.arguments}
         settings["monitor"] = self._monitor
         if request.scope == "agc":
@@ -67,7 +80,7 @@ class ScopedClipping(ClippingBeforeStep):
             norms = clip_grad_unit_norm_(given, max_norm, unit_axis=request.unit_axis, **settings)
         else:
             norms = clip_grad_layer_norm_(given, max_norm, **settings)
-        return self._norm_of_all(groups, norms)
+        return self._parts_of(groups, norms, threshold)
 
     def _skips_all(self, groups: list[dict[str, Any]]) -> bool:
         """Return whether to skip the step, because gradients are not finite. It reads them all, and waits."""
@@ -99,11 +112,20 @@ class ScopedClipping(ClippingBeforeStep):
         else:
             self._monitor.record(self.norm, threshold, nonfinite="drop")
 
-    def _norm_of_all(self, groups: list[dict[str, Any]], norms: list[Any]) -> torch.Tensor | None:
-        """Return the norm of all gradients from those of their parts; None if processes hold some of these."""
-        counts = set(map(id, self._chosen(groups).parameters))
-        pairs = {id(parameter): norm for parameter, norm in zip(all_of(groups), norms, strict=True)}
-        each = [tensor_of(norm) for key, norm in pairs.items() if norm is not None and key in counts]
-        if any_distributed(each) or not each:
-            return None
-        return combined(torch.cat([one.reshape(-1).to(each[0].device) for one in each]), self._request.order.p)
+    def _parts_of(
+        self, groups: list[dict[str, Any]], norms: list[Any], threshold: float | AdaptiveThreshold
+    ) -> list[StepPart]:
+        """Return the norms of all parts, and their thresholds, those of AGC aside; none if processes hold some."""
+        counts, every = set(map(id, self._chosen(groups).parameters)), enumerate(all_of(groups))
+        places = {id(one): place for place, one in every if norms[place] is not None and id(one) in counts}
+        each = [tensor_of(norms[place]) for place in places.values()]
+        if not each:
+            return [StepPart(torch.zeros(()), math.inf, math.inf)]
+        if any_distributed(each):
+            return []
+        vector = torch.cat([one.reshape(-1).to(each[0].device) for one in each])
+        if not isinstance(threshold, AdaptiveThreshold):
+            return [StepPart(vector, threshold, math.inf)]
+        limits = tensor_of(threshold.max_norm).to(vector.device)
+        chosen = limits if len(limits) == len(each) else limits[[*places.values()]]
+        return [StepPart(vector, chosen, math.inf)]
