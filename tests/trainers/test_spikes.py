@@ -192,14 +192,14 @@ class Module(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1e-6) if self.automatic_optimization else made
 
 
-def fitted(monitor, *, loader=None, module=None, path=None, context=None, **settings):
+def fitted(monitor, *more, loader=None, module=None, path=None, context=None, **settings):
     module = module or Module()
     settings = {"max_epochs": 2, "logger": False, "enable_checkpointing": False, **settings}
     runner = pl.Trainer(
         accelerator="cpu",
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[lightning.ClipCallback(1.0, monitor=monitor, context=context)],
+        callbacks=[lightning.ClipCallback(1.0, monitor=monitor, context=context), *more],
         **settings,
     )
     loader = DataLoader(TensorDataset(X, Y), 4, shuffle=True) if loader is None else loader
