@@ -223,6 +223,21 @@ def test_the_examples_of_each_step_in_lightning(workers, scaled):
     assert monitor.spikes[0].layers[0].name in {"net.body.weight", "net.body.bias", "net.head.weight", "net.head.bias"}
 
 
+def test_a_batch_finds_the_example_in_lightning():
+    monitor = every()
+    module, runner = fitted(monitor)
+    spike = max(monitor.spikes, key=lambda one: one.norm)
+    loader = runner.train_dataloader
+    batch = loader.collate_fn([loader.dataset[i] for i in spike.context])
+    net = module.net
+
+    def loss(params, x, y):
+        return torch.func.functional_call(net, params, (x, y))["loss"]
+
+    found = gradclip.explain_spike(loss, dict(net.named_parameters()), batch=batch)
+    assert spike.context[found.examples[0].place] == BAD
+
+
 def test_accumulated_batches_in_lightning():
     monitor = every()
     module, _ = fitted(monitor, accumulate_grad_batches=3)
