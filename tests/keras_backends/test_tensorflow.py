@@ -1,5 +1,7 @@
 """Replicas, sparse gradients of embeddings, and graphs: what only TensorFlow has."""
 
+import copy
+
 import keras
 import numpy as np
 import pytest
@@ -46,9 +48,11 @@ def test_fit_on_replicas(around):
         model = linear_model(around(SGD(learning_rate=1.0, max_norm=1.0)))
     # Each replica has one row of a batch, and the loss is the mean of both.
     rows = [[6.0, 0.0], [0.0, 8.0], [0.5, 0.0], [0.1, 0.0]]
-    history = train(model, rows, batch_size=2, callbacks=[ClippingMetrics()])
-    assert weights(model) == pytest.approx([-0.9, -0.8])
-    assert (history["grad_norm"], history["clipped_share"]) == ([pytest.approx(0.3)], [0.5])
+    inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    tighter = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: setattr(inner, "max_norm", 0.25))
+    history = train(model, rows, batch_size=2, callbacks=[ClippingMetrics(), tighter])
+    assert weights(model) == pytest.approx([-0.85, -0.8])
+    assert (history["grad_norm"], history["clipped_share"]) == ([pytest.approx(0.3)], [1.0])
 
 
 @pytest.mark.parametrize("around", [lambda inner: inner, keras.optimizers.LossScaleOptimizer], ids=["plain", "scaled"])
@@ -122,6 +126,18 @@ def test_variables_of_tensorflow_in_a_loop_of_ones_own():
 
     assert [float(step()) for _ in range(2)] == [5.0, 5.0]
     assert variable.numpy() == pytest.approx([-1.2, -1.6])
+
+
+def test_an_unpickled_optimizer_may_be_built_in_a_graph():
+    first, variable = clipped(keras.optimizers.Adam)(0.1, max_norm=gradclip.SteadyRule(window=2)), tf.Variable([0.0])
+    first.apply([tf.constant([3.0])], [variable])
+    again, other = copy.deepcopy(first), tf.Variable(variable)
+    step = tf.function(lambda size: again.apply([size * [3.0]], [other]))
+    for size in (2.0, 0.1):
+        first.apply([tf.constant([3.0]) * size], [variable])
+        step(tf.constant(size))
+    assert other.numpy() == pytest.approx(variable.numpy(), rel=1e-6)
+    assert again.counts() == first.counts() == (2, 3)
 
 
 @pytest.mark.parametrize("max_norm", [1.0, 100.0])

@@ -20,6 +20,7 @@ import numpy as np
 
 from gradclip._src.annotations import Policy, Scalar, Threshold
 from gradclip._src.backends.imported import needed_for
+from gradclip._src.core.formats import FLOAT32, FLOAT64
 from gradclip._src.core.nonfinite import OUTSIDE, Nonfinite
 from gradclip._src.functional.clip import clip_by_global_norm, clip_by_layer_norm, clip_by_value, global_norm
 from gradclip._src.passed.arguments import check_threshold
@@ -66,17 +67,20 @@ def clipped(optimizer: type[Optimizer]) -> Callable[..., Optimizer]:
     A threshold that follows the norms is that of `gradclip.AdaptiveThreshold`, whose `skip_above` makes the gradients
     zeros. With "variable" each variable has a threshold of its own, and needs a gradient at each update. The norms are
     kept in variables of the optimizer, made when it is built, and an `AdaptiveThreshold` that you pass stays empty. A
-    schedule is given the step that Keras gives to schedules of the learning rate. `last_max_norm` is the threshold at
-    the last update, one for each variable if they have their own.
+    schedule is given the step that Keras gives to schedules of the learning rate. In compiled steps, a negative number
+    that it computes counts as 0, and NaN makes all gradients NaN. `last_max_norm` is the threshold at the last update,
+    one for each variable if they have their own. A number is a variable too: `optimizer.max_norm = 0.5` takes effect at
+    the next update, and is saved. In float32 it is rounded toward zero.
 
     The subclass is registered for saving. To load a saved optimizer, import this module first. For an optimizer that is
-    not part of Keras, also call `clipped` with its class.
+    not part of Keras, also call `clipped` with its class. An optimizer that is pickled or copied alone keeps all of its
+    variables, for when it is built again.
 
     Raises:
         TypeError: `optimizer` is not a class of Keras optimizers, or is a wrapper that passes gradients on to others.
         ValueError: raised when you create an optimizer: an unknown scope or policy, a negative or NaN threshold, an
         `AdaptiveThreshold` that has observed norms, or Keras' own `clipnorm`, `global_clipnorm` or `clipvalue` in
-        addition to `max_norm`.
+        addition to `max_norm`. At an update that is not compiled: a schedule computes a negative number or NaN.
 
     >>> optimizer = clipped(keras.optimizers.SGD)(learning_rate=1.0, max_norm=1.0)
     >>> weights = keras.Variable([0.0, 0.0])
@@ -123,7 +127,7 @@ class ClippingMetrics(keras.callbacks.Callback):
             logs["grad_norm"] = float(optimizer.last_norm)
             logs["clipped_share"] = clipped_steps / max(steps, 1)
             threshold = optimizer.last_max_norm
-            if _changes(optimizer.max_norm) and not len(threshold.shape):
+            if _changes(optimizer._max_norm) and not len(threshold.shape):
                 logs["max_norm"] = float(threshold)
 
 
@@ -150,22 +154,44 @@ class _Clipping(keras.optimizers.Optimizer):
                 "Pass only max_norm, with scope='variable' in place of clipnorm or scope='value' in place of clipvalue."
             )
         self.max_norm, self.scope, self.nonfinite = threshold, scope, nonfinite
+        self._pickled: tuple[np.ndarray, ...] = ()
         self._norm = self.add_variable((), dtype="float32", aggregation="only_first_replica", name="last_norm")
         self._clipped_steps = self.add_variable((), dtype="int", aggregation="only_first_replica", name="clipped_steps")
 
     def build(self, variables: Sequence[Any]) -> None:
         if self.built:
             return
+        before = len(self.variables)
         super().build(variables)
-        if not _changes(self.max_norm):
-            return
-        wide = any(keras.backend.standardize_dtype(variable.dtype) == "float64" for variable in variables)
-        shape = (len(_with_gradients(variables)),) if self.scope == "variable" and _rule(self.max_norm) else ()
-        like = np.zeros(shape, np.float64 if wide else np.float32)
-        self._last_max_norm = self._same_everywhere(like, "last_max_norm")
-        if rule := _rule(self.max_norm):
-            empty = rule.init(like, shape)
-            self._history = [*map(self._same_everywhere, empty, empty._fields)]
+        # As tensors: JAX may hold variables that ask for float64 in float32.
+        wide = "float64" in [keras.backend.standardize_dtype(ops.convert_to_tensor(x).dtype) for x in variables]
+        dtype, rule = np.float64 if wide else np.float32, _rule(self._max_norm)
+        if not _changes(self._max_norm):
+            # Not of the shape of a schedule's: weights that were saved with a schedule must not be taken for it.
+            self._last_max_norm = self._same_everywhere(_held(self._max_norm, dtype), "max_norm")
+        else:
+            own = self.scope == "variable" and rule is not None
+            like = np.zeros(len(_with_gradients(variables)) if own else (), dtype)
+            self._last_max_norm = self._same_everywhere(like, "last_max_norm")
+            if rule:
+                empty = rule.init(like, like.shape)
+                self._history = [*map(self._same_everywhere, empty, empty._fields)]
+        if self._pickled:
+            self._restore(before)
+
+    def _restore(self, before: int) -> None:
+        """Give the variables that were made by `build` the values of the optimizer that was pickled."""
+        shapes, own = [value.shape for value in self._pickled], [tuple(each.shape) for each in self.variables]
+        if shapes != own:
+            raise ValueError(
+                f"the optimizer was pickled with variables of the shapes {shapes}, but is built with {own}. Build it "
+                "for the variables of the same model, or make a new one."
+            )
+        # What existed before, and a number, users may have set in between.
+        end = None if _changes(self._max_norm) else -1
+        for variable, value in zip(self.variables[before:end], self._pickled[before:end], strict=True):
+            variable.assign(value)
+        self._pickled = ()
 
     def _same_everywhere(self, full: Any, name: str) -> Any:
         """Return a new variable, equal on all replicas, filled with the one number that an array holds."""
@@ -177,17 +203,22 @@ class _Clipping(keras.optimizers.Optimizer):
 
     @property
     def max_norm(self) -> float | FollowingRule | AdaptiveThreshold | Schedule:
-        """The threshold, or what makes one. Steps compiled before it was set keep theirs: compile the model again."""
-        return self._max_norm
+        """The threshold, or what makes one. A number may be set to another, also for steps that are compiled."""
+        if _changes(self._max_norm) or not self.built:
+            return self._max_norm
+        held = ops.convert_to_numpy(self._last_max_norm)
+        return self._max_norm if held == _held(self._max_norm, held.dtype) else float(held[0])
 
     @max_norm.setter
     def max_norm(self, max_norm: float | FollowingRule | AdaptiveThreshold | Schedule) -> None:
         threshold = _checked(max_norm)
-        if self.built and _kept(threshold) != _kept(self._max_norm):
-            raise ValueError(
-                "max_norm of an optimizer that is built must stay a number, a schedule, or a rule with the same "
-                f"history, got {shown(threshold)}. Make a new optimizer, and compile the model with it."
-            )
+        if self.built:
+            if _changes(threshold) or _changes(self._max_norm):
+                raise ValueError(
+                    "max_norm of an optimizer that is built can only be set from a number to a number, got "
+                    f"{shown(threshold)}. Make a new optimizer, and compile the model with it."
+                )
+            self._last_max_norm.assign(_held(threshold, np.dtype(self._last_max_norm.dtype)))
         self._max_norm = threshold
 
     @property
@@ -203,8 +234,8 @@ class _Clipping(keras.optimizers.Optimizer):
     @property
     def last_max_norm(self) -> Scalar:
         """The threshold at the last update; 0 before the first update, unless it is a number."""
-        if not _changes(self.max_norm):
-            return ops.convert_to_tensor(self.max_norm)
+        if not _changes(self._max_norm):
+            return self._next_max_norm() if self.built else ops.convert_to_tensor(self._max_norm)
         return ops.copy(self._last_max_norm) if self.built else ops.zeros(())
 
     def counts(self) -> tuple[int, int]:
@@ -216,9 +247,17 @@ class _Clipping(keras.optimizers.Optimizer):
         return super().get_config() | settings
 
     def __reduce__(self) -> tuple[Any, ...]:
-        _, saved = super().__reduce__()
+        values = self._pickled or tuple(map(ops.convert_to_numpy, self.variables))
         # Unpickling calls a function of this module, so the process imports it and knows the class.
-        return _unpickled, (next(cls for cls in type(self).__mro__ if cls.__module__ != __name__), *saved)
+        cls = next(cls for cls in type(self).__mro__ if cls.__module__ != __name__)
+        return _unpickled, (cls, keras.saving.serialize_keras_object(self), values)
+
+    def load_own_variables(self, store: Any) -> None:
+        names, last = list(store.keys()), str(len(self.variables) - 1)
+        if self.built and not _changes(self._max_norm) and len(names) == int(last):
+            # A file that has the number in the configuration only.
+            store = {name: store[name] for name in names} | {last: self._last_max_norm}
+        super().load_own_variables(store)
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> "_Clipping":
@@ -227,7 +266,7 @@ class _Clipping(keras.optimizers.Optimizer):
         return super().from_config(given, *scope)
 
     def _backend_apply_gradients(self, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> None:
-        own = self.scope == "variable" and _rule(self.max_norm) is not None
+        own = self.scope == "variable" and _rule(self._max_norm) is not None
         needed = _with_gradients(self._trainable_variables)
         if own and [*map(self._get_variable_index, trainable_variables)] != needed:
             raise ValueError(
@@ -247,23 +286,23 @@ class _Clipping(keras.optimizers.Optimizer):
             raise ValueError(str(error).replace(OUTSIDE, _EAGERLY)) from None
         self._norm.assign(_largest(norms, self.nonfinite))
         self._clipped_steps.assign_add(ops.cast(ops.any(ops.greater(norms, threshold)), self._clipped_steps.dtype))
-        if _changes(self.max_norm):
+        if _changes(self._max_norm):
             self._last_max_norm.assign(threshold)
-        if rule := _rule(self.max_norm):
+        if rule := _rule(self._max_norm):
             for kept, seen in zip(self._history, rule.observe(self._history_now(), norms), strict=True):
                 kept.assign(seen)
-        most = getattr(self.max_norm, "skip_above", math.inf)
+        most = getattr(self._max_norm, "skip_above", math.inf)
         if most < math.inf:
             limit = ops.where(ops.greater(norms, threshold * most), 0.0, math.inf)
             results, _ = SCOPES[self.scope](results, limit, "propagate")
         return results
 
     def _next_max_norm(self) -> Any:
-        if not _changes(self.max_norm):
-            return self.max_norm
-        if rule := _rule(self.max_norm):
+        if not _changes(self._max_norm):
+            return ops.copy(self._last_max_norm)[0]
+        if rule := _rule(self._max_norm):
             return rule.max_norm(self._history_now())
-        found = cast("Schedule", self.max_norm)(ops.copy(self._iterations))
+        found = cast("Schedule", self._max_norm)(ops.copy(self._iterations))
         if isinstance(found, numbers.Real):
             return found
         threshold = None if found is None else ops.copy(found)
@@ -281,6 +320,12 @@ class _ClippingSums(_Clipping):
     def _clip_gradients(self, grads: Sequence[Any]) -> list[Any]:
         return list(grads)
 
+    def _restore(self, before: int) -> None:
+        import tensorflow as tf
+
+        with tf.init_scope():  # a graph may be recorded
+            super()._restore(before)
+
     def _all_reduce_sum_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         grads, variables = zip(*super()._all_reduce_sum_gradients(grads_and_vars), strict=True)
         return list(zip(super()._clip_gradients(grads), variables, strict=True))
@@ -297,9 +342,14 @@ def _subclass(optimizer: Any) -> Any:
     return keras.saving.register_keras_serializable("gradclip", name)(made)
 
 
-def _unpickled(optimizer: type[keras.optimizers.Optimizer], saved: Any) -> Any:
+def _unpickled(optimizer: type[keras.optimizers.Optimizer], config: Any, values: tuple[np.ndarray, ...]) -> Any:
     clipped(optimizer)
-    return optimizer._unpickle_model(saved)
+    made = keras.saving.deserialize_keras_object(config, safe_mode=False)
+    # The first exist; the others are made when it is built.
+    for variable, value in zip(made.variables, values, strict=False):
+        variable.assign(value)
+    made._pickled = values if len(values) > len(made.variables) else ()
+    return made
 
 
 def _checked(max_norm: Any) -> float | FollowingRule | AdaptiveThreshold | Schedule:
@@ -327,10 +377,10 @@ def _changes(max_norm: object) -> bool:
     return _rule(max_norm) is not None or callable(max_norm)
 
 
-def _kept(max_norm: object) -> tuple[int, ...]:
-    """Say which variables a threshold needs."""
-    rule = _rule(max_norm)
-    return (int(callable(max_norm)),) if rule is None else (rule._arrays, rule.window)
+def _held(max_norm: Any, dtype: Any) -> np.ndarray:
+    """Return a number as the optimizer's variable holds it."""
+    form = FLOAT64 if dtype == np.float64 else FLOAT32
+    return np.array([form.toward_zero(max_norm)], dtype)
 
 
 def _with_gradients(variables: Sequence[Any]) -> list[int]:
