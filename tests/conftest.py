@@ -19,7 +19,7 @@ if "device_count=8" not in os.environ.get("XLA_FLAGS", ""):
 
 
 def pytest_collectstart(collector):
-    """Import PyTorch before TensorFlow: Triton's library, which PyTorch loads, aborts after TensorFlow's."""
+    """Import PyTorch's compiler before TensorFlow: Triton's library, which it loads, aborts after TensorFlow's."""
     if isinstance(collector, pytest.Module) and collector.path.parent.name != "repository":
         import frameworks  # noqa: F401
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import torch
+import torch._dynamo
 
 import gradclip._src.backends.torch.framework as torch_backend
 from gradclip._src.core.formats import FLOAT64

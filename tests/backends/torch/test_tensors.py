@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import fresh_process
 import gradclip
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64)
@@ -151,3 +152,21 @@ def test_compiled_code_clips_gradients_in_any_memory_order():
         torch.testing.assert_close(q.grad, p.grad)
     assert [q.grad is old for q, old in zip(clipped, lying, strict=True)] == [True, True, True, False]
     assert torch.equal(lying[-1], torch.ones(3, 4))
+
+
+WITHOUT_COMPILING = """
+    import sys, torch, gradclip
+    weights = [torch.nn.Parameter(torch.ones(3, 3)) for _ in range(2)]
+    loss = sum((weight * weight).sum() for weight in weights)
+    loss.backward()
+    gradclip.clip_grad_norm_(weights, 1.0, monitor=gradclip.Monitor())
+    gradclip.clip_grad_layer_norm_(weights, gradclip.AdaptiveThreshold())
+    gradclip.clip_by_global_norm([weights[0] * 2.0], 1.0)[0][0].sum().backward()
+    gradclip.per_example_clip([weight.grad for weight in weights], 1.0)
+    print([name for name in ("torch._dynamo", "torch._inductor", "triton") if name in sys.modules])
+    """
+
+
+def test_calls_that_are_not_compiled_load_no_compiler(tmp_path):
+    # It takes seconds, and its Triton aborts the process if TensorFlow is there already.
+    assert fresh_process.run(WITHOUT_COMPILING, tmp_path) == "[]"

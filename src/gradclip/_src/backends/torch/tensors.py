@@ -94,13 +94,15 @@ def without_values(tensor: torch.Tensor) -> bool:
     return tensor.is_meta or type(tensor) is FakeTensor
 
 
-# Compiled code cannot look at memory. The compiler calls this function with the parameters, whose gradients are those
-# of the call that it compiles.
-@torch.compiler.assume_constant_result
 def meeting_when_compiled(*owners: Any) -> tuple[tuple[int, ...], ...]:
     """Return the indices of gradients that share memory when code is compiled, a tuple for each set."""
     grads = [getattr(owner, "grad", None) for owner in owners]
     return tuple(map(tuple, meeting([region(grad) if type(grad) in KNOWN else None for grad in grads])))
+
+
+# Compiled code cannot look at memory. The compiler calls this function with the parameters, whose gradients are those
+# of the call that it compiles. That is `torch.compiler.assume_constant_result`, which would import the compiler.
+meeting_when_compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def stretch(tensor: torch.Tensor) -> tuple[int, int]:
