@@ -80,3 +80,14 @@ def test_compiled_code(name, compiled):
         partial(clipped_each_way, limits=LIMITS[1:2], clips=BY_NORM[:1] if name == "torch" else BY_NORM), **compiled
     )(arrays)
     assert_each_sign(framework, results, ("float16",) if name == "torch" else ())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("limit", [0.0, np.zeros(())])
+def test_values_clamped_to_zero_in_graphs(dtype, limit):
+    given = np.array([0.0, -0.0, 3.0, -3.0, np.inf, -np.inf, -1e-40, np.nan], dtype)
+    bound = limit if isinstance(limit, float) else tf.constant(limit)
+    result = tf.function(gradclip.clip_by_value)(tf.constant(given), bound).numpy()
+    assert_signs(result[:-1], given[:-1])
+    assert (result[:-1] == 0).all()
+    assert np.isnan(result[-1])

@@ -252,6 +252,14 @@ class Graph(Portable):
         normal = namespace.where(tf.abs(x) < target.tiny, x * 0.0, x)
         return tf.cast(self.from_bits(self.bits(normal) & low_bits_mask(source, target)), like.dtype)
 
+    def clamped(self, x: tf.Tensor, bound: float | tf.Tensor) -> tf.Tensor:
+        found = super().clamped(x, bound)
+        if isinstance(bound, float) and bound > 0:
+            return found
+        # Of two zeros, TensorFlow's minimum and maximum return either.
+        zeros = tf.where(tf.math.is_nan(x), x, tf.where(tf.math.is_inf(x), tf.sign(x), x) * 0.0)
+        return tf.where(self.limit(bound, x) == 0, zeros, found)
+
     def multiplied(self, x: tf.Tensor, first: tf.Tensor, second: tf.Tensor | None) -> tf.Tensor:
         # TensorFlow would turn x * first * second into x * (first * second), which may leave the range. It leaves this
         # operation alone. It differs from a plain product only where `second` is zero, and that is never so.
