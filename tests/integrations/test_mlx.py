@@ -7,6 +7,7 @@ from mlx import nn, optimizers
 from mlx.optimizers import clip_grad_norm as theirs
 from mlx.utils import tree_flatten
 
+import gradclip
 from gradclip.integrations.mlx import clip_grad_norm
 from rational import at_most
 
@@ -50,6 +51,12 @@ def test_what_holds_no_numbers():
         assert (norm.item(), norm.dtype) == (0.0, mx.float32)
     with pytest.raises(ValueError, match="max_norm must not be negative or NaN"):
         clip_grad_norm(tree(), -1.0)
+
+
+def test_a_module_is_not_its_gradients():
+    for call in (clip_grad_norm, gradclip.clip_by_global_norm):
+        with pytest.raises(TypeError, match=r"For a module, pass the gradients that mlx\.nn\.value_and_grad"):
+            call(nn.Linear(2, 2), 1.0)
 
 
 def test_a_compiled_training_step():

@@ -93,6 +93,8 @@ def test_the_adaptive_threshold_and_the_monitor_wait_for_nothing():
         history = rule.observe(history, norm)
         monitor.record(norm, limit)
     assert monitor.steps == 5
+    with pytest.raises(TypeError, match=r"the norm is traced: .* Call it outside jit or mx.compile"):
+        mx.compile(gradclip.AdaptiveThreshold().observe)(mx.array(1.0))
 
 
 @pytest.mark.parametrize("value", [0.1, 1e-50, 3.5e38, 1e300, math.inf, 2.0**-149])
@@ -102,6 +104,35 @@ def test_thresholds_are_not_rounded_up(value):
         found = device.scalar(given, ())
         assert found.dtype == mx.float32
         assert found.item() == FLOAT32.toward_zero(value)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("transform", [lambda f: f, mx.compile], ids=["eager", "compiled"])
+def test_float32_is_cut_to_half_types_toward_zero(transform, dtype):
+    rng = np.random.default_rng(0)
+    at_random = rng.integers(0, 2**32, 100_000, dtype=np.uint64).astype(np.uint32).view(np.float32)
+    usual = (rng.normal(size=100_000) * 10.0 ** rng.uniform(-9, 5, 100_000)).astype(np.float32)
+    given = np.concatenate([at_random[np.isfinite(at_random)], usual, np.float32([0, -0.0, 65519, 65520, 3.4e38])])
+    narrow = lambda x: Lazy(visible=True, wide=FLOAT64).narrow(x, mx.zeros(1, getattr(mx, dtype))).astype(mx.float32)
+    if dtype == "float16":
+        with np.errstate(over="ignore"):
+            nearest = given.astype(np.float16)
+        larger = np.abs(nearest.astype(np.float32)) > np.abs(given)
+        expected = np.where(larger, np.nextafter(nearest, np.float16(0)), nearest).astype(np.float32)
+    else:
+        cut = (given.view(np.uint32) & 0xFFFF0000).view(np.float32)
+        expected = np.where(np.abs(given) < FLOAT32.tiny, 0, cut)
+    assert np.array(transform(narrow)(mx.array(given))).tolist() == expected.tolist()
+    assert np.array(transform(narrow)(mx.array([np.inf, -np.inf]))).tolist() == [np.inf, -np.inf]
+
+
+@pytest.mark.parametrize("size", [2**16 - 1, 2**16, 2**16 + 1, 2**17, 3 * 2**16 + 5])
+def test_powers_are_added_in_pieces(size):
+    x = np.random.default_rng(0).standard_normal(size).astype(np.float32)
+    given = mx.array(x).reshape(-1, 5) if size % 5 == 0 else mx.array(x)
+    for ord, expected in ((2, math.sqrt(np.sum(x.astype(float) ** 2))), (1, np.sum(np.abs(x.astype(float))))):
+        norm = mx.compile(lambda x, ord=ord: gradclip.global_norm(x, ord=ord))(given)
+        assert norm.item() == pytest.approx(expected, rel=2.0**-23)
 
 
 @pytest.mark.parametrize("dtype", ["int32", "uint32", "int64", "uint64"])

@@ -134,6 +134,14 @@ def test_a_generator_of_another_framework_is_refused(framework):
         add_noise(framework.array([1.0]), ONE, noise_multiplier=1.0, rng=0)
 
 
+def test_an_array_of_mlx_that_is_no_key_is_refused():
+    import mlx.core as mx
+
+    for other in (mx.zeros(2), mx.zeros(3, mx.uint32), mx.array(3)):
+        with pytest.raises(TypeError, match=r"must be a key of MLX, as mx.random.key\(seed\) returns, got an array of"):
+            add_noise(mx.zeros(3), ONE, noise_multiplier=1.0, rng=other)
+
+
 @pytest.mark.parametrize("framework", EAGER, ids=by_name)
 def test_generators_are_not_for_sums_on_a_grid(framework):
     with jax.enable_x64(True):

@@ -170,5 +170,16 @@ ENTRIES = (
         recording=lambda tensorflow: tensorflow.inside_function(),
         at_import=_keep_autograph_out,
     ),
-    Entry("MLX", "mlx.core", ("array",), _mlx, per_example="mx.vmap(mx.grad(...))"),
+    Entry(
+        "MLX",
+        "mlx.core",
+        ("array",),
+        _mlx,
+        per_example="mx.vmap(mx.grad(...))",
+        models=Models(
+            "trainable_parameters",
+            "the gradients that mlx.nn.value_and_grad(model, loss) returns beside the loss.",
+            "use PyTorch, JAX or TensorFlow. gradclip cannot differentiate functions of MLX.",
+        ),
+    ),
 )

@@ -373,12 +373,16 @@ class Portable(ABC):
         source, target = format_of(x), format_of(like)
         if source is target:
             return x
-        # A conversion rounds to nearest, which may round up. With the low bits cleared, it is exact.
-        cut = self.from_bits(self.bits(x) & low_bits_mask(source, target))
+        cut = self.cut(x, target)
         if target.min_exponent > source.min_exponent:
             below_normal = self.xp.trunc(x / target.step) * target.step  # there the mask keeps too many bits
             cut = self.xp.where(self.xp.abs(x) < target.tiny, below_normal, cut)
         return self.xp.astype(cut, like.dtype)
+
+    def cut(self, x: Array, target: Format) -> Array:
+        """Return `x` with the low bits cleared that a narrower format has no place for, where it is normal."""
+        # A conversion rounds to nearest, which may round up. Afterwards it is exact.
+        return self.from_bits(self.bits(x) & low_bits_mask(format_of(x), target))
 
     def not_above(self, product: Array) -> Array:
         """Return the product, moved one step toward zero if it is below the normal range."""

@@ -204,7 +204,7 @@ def models_of(value: object) -> Models | None:
 
 def instead_of_parameters() -> str:
     """Return what to pass instead of something that is not a model's parameters."""
-    return "; ".join(models.parameters for models in _all_models())
+    return "; ".join(entry.models.parameters for entry in _ENTRIES.values() if entry.models and entry.has_derivatives)
 
 
 def names_of_all(*, has_derivatives: bool = False) -> str:

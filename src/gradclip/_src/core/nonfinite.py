@@ -120,7 +120,7 @@ def _unknown(nonfinite: object, policies: dict[str, Nonfinite], other: str) -> V
     return ValueError(f"nonfinite must be one of {', '.join(map(repr, policies))}, got {shown(nonfinite)}.{why}")
 
 
-OUTSIDE = "Call it outside jit and vmap, or pass nonfinite='drop' and check the returned norm."
+OUTSIDE = "Call it outside jit, vmap and mx.compile, or pass nonfinite='drop' and check the returned norm."
 """The advice in an error about "raise" in traced code. Integrations that trace replace it."""
 TO_GO_ON = "To go on, skip this step, or pass another nonfinite=, such as 'zero'."
 """The advice in an error about NaN or infinity. Integrations without `nonfinite=` replace it."""

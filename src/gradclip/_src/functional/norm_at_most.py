@@ -67,8 +67,8 @@ def norm_at_most(
     backend = find(flat.leaves, flat.paths, max_norm)
     if not backend.visible:
         raise ValueError(
-            "norm_at_most needs the values of the arrays, which a traced call does not have. Call it outside jit and "
-            "vmap, or compare gradclip.global_norm, which is rounded."
+            "norm_at_most needs the values of the arrays, which a traced call does not have. Call it outside jit, "
+            "vmap and mx.compile, or compare gradclip.global_norm, which is rounded."
         )
     threshold, limit = known_threshold(max_norm)
     arrays = viewed_arrays(host_arrays(flat.leaves, flat.paths))

@@ -422,8 +422,8 @@ def _on_device(norm: Scalar) -> bool:
 def _check_untraced(norm: Scalar) -> None:
     if framework_of(norm).is_traced(norm):  # type: ignore[union-attr]
         raise TypeError(
-            "the norm is traced: it has no value yet for an AdaptiveThreshold to keep. Call it outside jit. "
-            + AdaptiveThreshold._elsewhere
+            "the norm is traced: it has no value yet for an AdaptiveThreshold to keep. Call it outside jit "
+            "or mx.compile. " + AdaptiveThreshold._elsewhere
         )
 
 

@@ -94,6 +94,9 @@ class Mlx(Framework):
     def noised(self, leaves: Sequence[mx.array], std: float, rng: Any) -> list[mx.array] | None:
         if not isinstance(rng, mx.array):
             return None
+        if rng.dtype != mx.uint32 or rng.shape != (2,):
+            kind = f"an array of {dtype_name(rng)} of shape {rng.shape}"
+            raise TypeError(f"rng must be a key of MLX, as mx.random.key(seed) returns, got {kind}.")
 
         def noised(x: mx.array, key: mx.array) -> mx.array:
             wide = mx.float64 if x.dtype == mx.float64 else mx.float32

@@ -21,10 +21,12 @@ from gradclip._src.backends.mlx import namespace
 from gradclip._src.backends.mlx.derivative import call_differentiably
 from gradclip._src.backends.portable import Portable
 from gradclip._src.core.arrays import checked_dtype
-from gradclip._src.core.formats import FLOAT16, FLOAT32, FLOAT64, Format, format_of, low_bits_mask, sum_dtype
-from gradclip._src.core.layouts import Scope
+from gradclip._src.core.formats import FLOAT16, FLOAT32, FLOAT64, Format, format_of, sum_dtype
+from gradclip._src.core.layouts import LAYER, Scope
 from gradclip._src.core.protocols import Backend
 from gradclip._src.core.rules import Into
+
+_PIECE = 1 << 16  # elements whose powers are stored at once, in a cache
 
 
 def on_gpu() -> bool:
@@ -119,11 +121,33 @@ class Lazy(Portable):
             return super().narrow(x, like)
         # A conversion may flush numbers below the normal range, or round them up. Make them zero.
         normal = mx.where(mx.abs(x) < target.tiny, x * 0.0, x)
-        return self.from_bits(self.bits(normal) & low_bits_mask(source, target)).astype(like.dtype)
+        return self.cut(normal, target).astype(like.dtype)
+
+    def cut(self, x: mx.array, target: Format) -> mx.array:
+        if x.dtype == mx.float64:
+            return super().cut(x, target)
+        # Views of bits would end the compiled loop. So convert to nearest, and take the next number if that is larger.
+        nearest = x.astype(getattr(mx, target.name)).astype(mx.float32)
+        nearer = mx.clip(nearest * (1.0 - target.roundoff), -target.largest, target.largest)
+        return mx.where(mx.abs(nearest) > mx.abs(x), nearer, nearest)
 
     def not_above(self, product: mx.array) -> mx.array:
         """Return the product, or zero if it is below the normal range, where a device may or may not flush."""
         return mx.where(mx.abs(product) < format_of(product).tiny, product * 0.0, product)
+
+    def power_sum_of(self, x: mx.array, p: float, scope: Scope, divisor: mx.array | None) -> mx.array:
+        if self.wide is not FLOAT64 or len(scope.shared_axes(x.ndim)) < x.ndim or x.size <= _PIECE:
+            return super().power_sum_of(x, p, scope, divisor)
+        pieces = mx.split(x.reshape(-1), range(_PIECE, x.size, _PIECE))
+        powers = (super(Lazy, self).power_sum_of(piece, p, LAYER, divisor) for piece in pieces)
+        return sum(powers, start=mx.zeros((), self.wide_dtype))
+
+    def scaled(
+        self, x: mx.array, keep: mx.array, blank: mx.array, first: mx.array, second: mx.array | None
+    ) -> mx.array:
+        # `mx.compile` would compute them anew for each element.
+        keep, blank, first = map(mx.contiguous, (keep, blank, first))
+        return super().scaled(x, keep, blank, first, None if second is None else mx.contiguous(second))
 
     def clamped(self, x: mx.array, bound: Any) -> mx.array:
         with self.precision():
