@@ -1,11 +1,14 @@
 """Derivatives of clipping in MLX are those of PyTorch, in all of MLX's transformations."""
 
+import time
+
 import mlx.core as mx
 import numpy as np
 import pytest
 import torch
 
 import gradclip
+from rational import at_most
 
 ROWS = np.array([[3.0, -4.0, 0.5], [0.1, 0.2, -0.3]], np.float32)  # above the threshold and below it
 TOWARD = np.array([1.0, 2.0, -0.5], np.float32)
@@ -99,3 +102,53 @@ def test_a_mask_has_no_derivative():
     found = mx.grad(lambda x: mx.sum(gradclip.per_example_clip(x, 1.0, mask=mask)[0] * mx.array(TOWARD)))(rows)
     near(found[0], of_torch("global", ROWS[0])[0])
     assert found[1].tolist() == [0.0, 0.0, 0.0]
+
+
+SHAPES = [*((n % 5,) for n in range(60)), *((2, n % 3) for n in range(40)), *[()] * 7]
+SIZES = [int(np.prod(shape)) for shape in SHAPES]
+EVERY = np.random.default_rng(0).standard_normal(sum(SIZES)).astype(np.float32)
+CHANGE = np.random.default_rng(1).standard_normal(sum(SIZES)).astype(np.float32)
+
+
+def in_parts(flat, dtypes=(mx.float32,)):
+    ends = np.cumsum(SIZES)[:-1]
+    parts = [x.reshape(shape) for x, shape in zip(np.split(flat, ends), SHAPES, strict=True)]
+    return [mx.array(x, dtype=dtypes[i % len(dtypes)]) for i, x in enumerate(parts)]
+
+
+def as_one(parts):
+    return np.concatenate([np.array(x.astype(mx.float32)).reshape(-1) for x in parts])
+
+
+def test_many_arrays_have_the_derivatives_of_one():
+    towards = in_parts(CHANGE)
+    loss = lambda xs: sum(mx.sum(x * y) for x, y in zip(gradclip.clip_by_global_norm(xs, 1.0)[0], towards, strict=True))
+    expected = mx.grad(lambda x: mx.sum(gradclip.clip_by_global_norm(x, 1.0)[0] * mx.array(CHANGE)))(mx.array(EVERY))
+    found = mx.grad(loss)(in_parts(EVERY))
+    assert [x.shape for x in found] == SHAPES
+    near(as_one(found), np.array(expected))
+    _, (forward,) = mx.jvp(lambda *xs: loss(list(xs)), in_parts(EVERY), towards)
+    near(forward, float(np.array(expected) @ CHANGE))
+
+
+def test_many_arrays_in_a_mapped_axis():
+    scales = np.array([1.0, 1e-3, 5.0], np.float32)
+    rows = [mx.stack([x * scale for scale in scales.tolist()]) for x in in_parts(EVERY)]
+    clipped = mx.vmap(lambda xs: gradclip.clip_by_global_norm(xs, 1.0)[0])(rows)
+    for i, scale in enumerate(scales):
+        near(as_one([x[i] for x in clipped]), EVERY * scale * min(1.0, 1 / np.linalg.norm(EVERY * scale)))
+
+
+def test_many_arrays_keep_their_dtypes():
+    given = in_parts(EVERY, (mx.float32, mx.bfloat16))
+    clipped, norm = mx.compile(lambda xs: gradclip.clip_by_global_norm(xs, 1.0))(given)
+    assert [(x.shape, x.dtype) for x in clipped] == [(x.shape, x.dtype) for x in given]
+    for one in (0, 1):
+        np.testing.assert_allclose(as_one(clipped[one::2]), as_one(given[one::2]) / norm.item(), rtol=1e-2, atol=1e-6)
+    assert at_most([np.array(x.astype(mx.float32)) for x in clipped], 2, 1.0)
+
+
+def test_many_arrays_are_traced_in_seconds():
+    before = time.process_time()
+    mx.compile(lambda xs: gradclip.clip_by_global_norm(xs, 1.0))(in_parts(EVERY) * 5)  # nothing is evaluated
+    assert time.process_time() - before < 10  # it was more than 20

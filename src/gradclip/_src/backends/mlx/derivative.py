@@ -2,11 +2,16 @@
 
 `mx.vmap` maps `&` and `|` wrongly where only one of their operands has the mapped axis. So it maps no operation here:
 each member of the mapped axis is computed by itself.
+
+`mx.compile` compares all pairs of results of such a function, once for each of its arguments. That took 13 seconds for
+400 arrays, and minutes for 1,000. So the smaller ones of many results are joined.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import mlx.core as mx
@@ -14,6 +19,7 @@ import mlx.core as mx
 from gradclip._src.backends.mlx import namespace
 
 _Many = list[mx.array]
+_ALONE = 128  # results that are not joined
 
 
 def call_differentiably(
@@ -35,14 +41,14 @@ def call_differentiably(
         xs, threshold, inside = apart(given)
         return rule.at(xs, made[results] if rule.measures else None, threshold, inside)
 
-    @_one_by_one
+    @_OneByOne
     def call(given: _Many) -> _Many:
         nonlocal results
         made, norm, counts = function(*apart(given))
         results = len(made)
         return [*made, *([norm] if rule.measures else []), *counts]
 
-    @_one_by_one
+    @_OneByOne
     def vjp(known: _Many) -> _Many:
         given, rest = known[:count], known[count:]
         changes, made = rest[: len(rest) // 2], rest[len(rest) // 2 :]
@@ -51,7 +57,7 @@ def call_differentiably(
         others = [mx.zeros_like(x) for x in given[len(leaves) :]]
         return [*gxs, *others] if max_norm is None else [*gxs, gmax.astype(max_norm.dtype), *others[1:]]
 
-    @_one_by_one
+    @_OneByOne
     def jvp(known: _Many) -> _Many:
         given, (dxs, change, _), made = known[:count], apart(known[count : 2 * count]), known[2 * count :]
         dtypes = [x.dtype for x in made[:results]]
@@ -59,25 +65,62 @@ def call_differentiably(
         counts = made[results + rule.measures :]
         return [*dys, *([dnorm] if rule.measures else []), *map(mx.zeros_like, counts)]
 
-    @call.jvp
+    @call.joined.jvp
     def _(given: _Many, changes: Sequence[mx.array | None]) -> _Many:
         known = [mx.zeros_like(x) if dx is None else dx for x, dx in zip(given, changes, strict=True)]
-        return jvp([*given, *known, *call(given)])
+        return call.joints.join(jvp([*given, *known, *call(given)]))
 
-    call.vjp(lambda given, changes, made: vjp([*given, *changes, *made]))
+    @call.joined.vjp
+    def _(given: _Many, changes: _Many, made: _Many) -> _Many:
+        return vjp([*given, *call.joints.part(changes), *call.joints.part(made)])
+
     made = call(given)
     return made[:results], made[results] if rule.measures else None, made[results + rule.measures :]
 
 
-def _one_by_one(function: Callable[[_Many], _Many]) -> Any:
-    """Return the function as one of MLX that `mx.vmap` calls for each member of the mapped axis."""
-    made = mx.custom_function(function)
+class _OneByOne:
+    """A function of MLX that `mx.vmap` calls for each member of the mapped axis."""
 
-    @made.vmap
-    def _(given: _Many, axes: Sequence[int | None]) -> tuple[_Many, list[int]]:
+    def __init__(self, function: Callable[[_Many], _Many]) -> None:
+        def join(given: _Many) -> _Many:
+            made = function(given)
+            self.joints = _Joints(made)
+            return self.joints.join(made)
+
+        self.joined: Any = mx.custom_function(join)
+        self.joined.vmap(self._each)
+
+    def __call__(self, given: _Many) -> _Many:
+        made = self.joined(given)
+        return self.joints.part(made)
+
+    def _each(self, given: _Many, axes: Sequence[int | None]) -> tuple[_Many, list[int]]:
         first = [x if axis is None else mx.moveaxis(x, axis, 0) for x, axis in zip(given, axes, strict=True)]
         (size,) = {len(x) for x, axis in zip(first, axes, strict=True) if axis is not None}
-        rows = [made([x if axis is None else x[i] for x, axis in zip(first, axes, strict=True)]) for i in range(size)]
+        rows = [
+            self.joined([x if axis is None else x[i] for x, axis in zip(first, axes, strict=True)]) for i in range(size)
+        ]
         return [mx.stack(each) for each in zip(*rows, strict=True)], [0] * len(rows[0])
 
-    return made
+
+class _Joints:
+    """Which of many arrays are joined: all but the largest, those of one dtype to one."""
+
+    def __init__(self, arrays: _Many) -> None:
+        self.shapes = [x.shape for x in arrays]
+        order = sorted(range(len(arrays)), key=lambda i: arrays[i].size)
+        self.alone, small = order[-_ALONE:], order[:-_ALONE]
+        dtypes = dict.fromkeys(arrays[i].dtype for i in small)
+        self.groups = [[i for i in small if arrays[i].dtype == dtype] for dtype in dtypes]
+
+    def join(self, arrays: _Many) -> _Many:
+        groups = [mx.concatenate([arrays[i].reshape(-1) for i in group]) for group in self.groups]
+        return [*(arrays[i] for i in self.alone), *groups]
+
+    def part(self, joined: _Many) -> _Many:
+        found = dict(zip(self.alone, joined, strict=False))
+        for group, whole in zip(self.groups, joined[len(self.alone) :], strict=True):
+            ends = list(accumulate(math.prod(self.shapes[i]) for i in group))
+            parts = mx.split(whole, ends[:-1])
+            found.update((i, x.reshape(self.shapes[i])) for i, x in zip(group, parts, strict=True))
+        return [found[i] for i in range(len(self.shapes))]

@@ -34,6 +34,12 @@ def clip(x: mx.array, min: Any = None, max: Any = None) -> mx.array:
     return mx.clip(x, min, max)
 
 
+def trunc(x: mx.array) -> mx.array:
+    """Round numbers below 2**31 toward zero. Larger ones become any number."""
+    whole = x.astype(mx.int32).astype(x.dtype)  # MLX's own function chooses by the sign, which takes longer
+    return mx.where(whole == 0, x * 0.0, whole)
+
+
 def hypot(x: mx.array, y: mx.array) -> mx.array:
     """Return sqrt(x**2 + y**2) without overflow or underflow on the way."""
     x, y = mx.abs(x), mx.abs(y)
