@@ -6,9 +6,12 @@ from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import mlx.core as mx
 import numpy as np
+import torch._dynamo  # loads Triton, which after TensorFlow would end the process
+
+# isort: split
 import tensorflow as tf
-import torch
 
 import gradclip
 
@@ -36,10 +39,11 @@ IN_PLACE = {
 OF_TORCH = ("PyTorch", "torch.compile", "torch.func", "autograd")
 OF_JAX = ("JAX", "jax.jit", "jax.vmap", "jax.grad")
 OF_TENSORFLOW = ("TensorFlow", "tf.function", "XLA", "tf.vectorized_map", "tf.GradientTape")
+OF_MLX = ("MLX", "mx.compile", "mx.vmap", "mx.grad")
 # One table for each: all columns side by side are wider than a page.
-TABLES = {"NumPy and PyTorch": ("NumPy", *OF_TORCH), "JAX": OF_JAX, "TensorFlow": OF_TENSORFLOW}
+TABLES = {"NumPy and PyTorch": ("NumPy", *OF_TORCH), "JAX": OF_JAX, "TensorFlow": OF_TENSORFLOW, "MLX": OF_MLX}
 COLUMNS = tuple(column for columns in TABLES.values() for column in columns)
-DERIVATIVES = ("autograd", "jax.grad", "tf.GradientTape")
+DERIVATIVES = ("autograd", "jax.grad", "tf.GradientTape", "mx.grad")
 
 
 def _sums(function, xp):
@@ -74,6 +78,7 @@ def calls(function):
     tensor, tensors = tf.constant(BATCH), tf.constant(_stacked(BATCH))
     stacked = np.stack([np.asarray(function(x)) for x in _stacked(BATCH)])
     compiled = lambda: torch.compile(function, backend="eager", fullgraph=True)(torch.tensor(BATCH))
+    array, arrays = mx.array(BATCH), mx.array(_stacked(BATCH))
     derivative = lambda: jax.grad(_sums(function, jnp))(jnp.array(BATCH))
     return {
         "NumPy": (lambda: function(BATCH), plain),
@@ -90,6 +95,10 @@ def calls(function):
         "XLA": (lambda: tf.function(function, jit_compile=True)(tensor), plain),
         "tf.vectorized_map": (lambda: tf.vectorized_map(function, tensors), stacked),
         "tf.GradientTape": (lambda: _tape(function)(tensor), numerical(function)),
+        "MLX": (lambda: function(array), plain),
+        "mx.compile": (lambda: mx.compile(function)(array), plain),
+        "mx.vmap": (lambda: mx.vmap(function)(arrays), stacked),
+        "mx.grad": (lambda: mx.grad(_sums(function, mx))(array), numerical(function)),
     }
 
 
@@ -125,7 +134,13 @@ def rows():
         found = calls(function)
         yes = {c: works(*found[c], 2e-4 if c in DERIVATIVES else 1e-6) for c in COLUMNS}
         yield name, {c: "yes" if yes[c] else "no" for c in COLUMNS}
-    makers = {"NumPy": lambda x: x, "PyTorch": torch.tensor, "JAX": jnp.array, "TensorFlow": tf.constant}
+    makers = {
+        "NumPy": lambda x: x,
+        "PyTorch": torch.tensor,
+        "JAX": jnp.array,
+        "TensorFlow": tf.constant,
+        "MLX": mx.array,
+    }
     for name, function in IN_PLACE.items():
         cells = {c: "yes" if in_place_works(function, make) else "no" for c, make in makers.items()}
         yield name, {c: cells.get(c, "–") for c in COLUMNS}
