@@ -8,29 +8,35 @@ from mlx.optimizers import clip_grad_norm as theirs
 from mlx.utils import tree_flatten
 
 import gradclip
+from frameworks import from_mlx
 from gradclip.integrations.mlx import clip_grad_norm
 from rational import at_most
 
 
 def numbers(tree):
-    return [np.array(leaf) for _, leaf in tree_flatten(tree)]
+    return [from_mlx(leaf) for _, leaf in tree_flatten(tree)]
 
 
-def tree(dtype=mx.float32):
+def tree(dtype=mx.float32, *shapes):
     mx.random.seed(1)
-    return {"w": [mx.random.normal((3, 4)).astype(dtype), {"b": mx.random.normal((5,)).astype(dtype)}]}
+    rest = [mx.random.normal(shape).astype(dtype) for shape in shapes]
+    return {"w": [mx.random.normal((3, 4)).astype(dtype), {"b": mx.random.normal((5,)).astype(dtype)}, *rest]}
 
 
 @pytest.mark.parametrize("transform", [lambda f: f, mx.compile], ids=["eager", "compiled"])
 @pytest.mark.parametrize("threshold", [0.5, 100.0])
 def test_beside_that_of_mlx(transform, threshold):
-    for given in (tree(), tree(mx.float16), {"w": mx.array([2, 3]), "b": mx.array([1])}):
+    large = (), (0,), (1, 17), (3, 257), (15,)
+    halves = tree(mx.float16), tree(mx.bfloat16)
+    for given in (tree(), tree(mx.float32, *large), *halves, {"w": mx.array([2, 3]), "b": mx.array([1])}):
         (mine, norm), (other, other_norm) = (transform(f)(given, threshold) for f in (clip_grad_norm, theirs))
-        rtol = 2e-3 if given["w"][0].dtype == mx.float16 else 1e-5
+        rtol = {mx.float16: 2e-3, mx.bfloat16: 2e-2}.get(given["w"][0].dtype, 1e-5)
+        exact = np.linalg.norm(np.concatenate([x.reshape(-1).astype(float) for x in numbers(given)]))
+        assert norm.item() == pytest.approx(exact, rel=1e-6)
         assert norm.item() == pytest.approx(other_norm.item(), rel=rtol)
         for x, y in zip(numbers(mine), numbers(other), strict=True):
             assert x.dtype == y.dtype
-            np.testing.assert_allclose(x, y, rtol=rtol)
+            np.testing.assert_allclose(x.astype(float), y.astype(float), rtol=rtol)
         assert at_most(numbers(mine), 2, threshold)
 
 
