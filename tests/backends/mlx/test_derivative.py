@@ -151,4 +151,4 @@ def test_many_arrays_keep_their_dtypes():
 def test_many_arrays_are_traced_in_seconds():
     before = time.process_time()
     mx.compile(lambda xs: gradclip.clip_by_global_norm(xs, 1.0))(in_parts(EVERY) * 5)  # nothing is evaluated
-    assert time.process_time() - before < 10  # it was more than 20
+    assert time.process_time() - before < 10  # it grew with the cube of their number

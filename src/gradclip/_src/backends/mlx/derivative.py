@@ -3,8 +3,8 @@
 `mx.vmap` maps `&` and `|` wrongly where only one of their operands has the mapped axis. So it maps no operation here:
 each member of the mapped axis is computed by itself.
 
-`mx.compile` compares all pairs of results of such a function, once for each of its arguments. That took 13 seconds for
-400 arrays, and minutes for 1,000. So the smaller ones of many results are joined.
+`mx.compile` compares all pairs of results of such a function, once for each of its arguments: its time grows with the
+cube of their number. So the smaller ones of many results are joined.
 """
 
 from __future__ import annotations
