@@ -94,6 +94,7 @@ bench: $(VENV)/ready  ## Compare speed with the replaced libraries and with a pl
 	$(BIN)/python benchmarks/clipping.py
 	$(BIN)/python benchmarks/calls.py
 	$(BIN)/python benchmarks/graphs.py
+	$(BIN)/python benchmarks/graphs_mlx.py
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/per_example.py
 	$(BIN)/python benchmarks/private_steps.py --write

@@ -3,6 +3,7 @@
 import argparse
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from gpu_results import measured
@@ -17,6 +18,7 @@ from report import (
     FOLDED,
     GPU_PICTURE,
     GRAPHS,
+    GRAPHS_MLX,
     NOISE,
     PER_EXAMPLE,
     PRIVATE_STEPS,
@@ -75,17 +77,17 @@ def of_calls(rows):
     return lines
 
 
-def of_graphs(rows):
-    """Return a line for each workload and mode, with the times of norms and of clipping."""
-    cases = ("norm", "not clipped", "clipped")
-    lines, found = head("ms: norm / not clipped / clipped", "gradclip", "TensorFlow", "times as fast"), {}
+def of_graphs(rows, other="tf", called="TensorFlow"):
+    """Return a line for each workload and mode, with the times of each case: of norms, if measured, and of clipping."""
+    cases, found = list(dict.fromkeys(row["case"] for row in rows)), {}
+    lines = head(f"ms: {' / '.join(cases)}", "gradclip", called, "times as fast")
     for row in rows:
         if row["workload"] in OF_GRAPHS:
             names = found.setdefault((row["workload"], row["mode"]), {})
             names.setdefault(library(row["name"]), {})[row["case"]] = row
     for (workload, mode), names in found.items():
-        ours, theirs = (" / ".join(_time(names[one][case]) for case in cases) for one in ("gradclip", "tf"))
-        lines += f"| {workload}, {mode} | {ours} | {theirs} | {' / '.join(_ratio(names['tf'][c]) for c in cases)} |\n"
+        ours, theirs = (" / ".join(_time(names[one][case]) for case in cases) for one in ("gradclip", other))
+        lines += f"| {workload}, {mode} | {ours} | {theirs} | {' / '.join(_ratio(names[other][c]) for c in cases)} |\n"
     return lines
 
 
@@ -236,6 +238,7 @@ TABLES = [
     Table("docs/speed.md", "files", FILES, of_files),
     Table("docs/speed.md", "private steps", PRIVATE_STEPS, of_private_times),
     Table("docs/tensorflow.md", "graphs", GRAPHS, of_graphs),
+    Table("docs/speed.md", "mlx", GRAPHS_MLX, partial(of_graphs, other="mlx", called="MLX")),
     Table("docs/optimizers.md", "steps", FOLDED, of_folded, "lines"),
     Table("docs/accelerators.md", "counts", COUNTS, of_counts, "lines"),
     Table("docs/accelerators.md", "kernels", COUNTS_KERNELS, of_kernels, "lines"),

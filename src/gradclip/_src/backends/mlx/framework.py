@@ -36,7 +36,7 @@ class MlxHost(Host):
         return array_of(leaf)
 
     def enter(self, prepared: Sequence[mx.array]) -> HostArrays:
-        views = list(map(viewed, prepared))
+        views = _views(prepared)
         return HostArrays(views, lambda x: x, native.describe_buffers([x.data for x in views]))
 
     def writable(self, leaves: Sequence[Any]) -> bool:
@@ -132,8 +132,15 @@ def traced(arrays: Sequence[Any]) -> bool:
 
 def viewed(array: mx.array) -> HostArray:
     """Return a view of an array's values."""
-    name = bare_name(array.dtype)
-    return HostArray(np.asarray(array.view(mx.uint16) if name == BFLOAT16.name else array), name, origin=array)
+    return _views([array])[0]
+
+
+def _views(arrays: Sequence[mx.array]) -> list[HostArray]:
+    names = [bare_name(array.dtype) for array in arrays]
+    numbers = [x.view(mx.uint16) if name == BFLOAT16.name else x for x, name in zip(arrays, names, strict=True)]
+    mx.eval(numbers)  # all at once: each would be waited for
+    views = zip(map(np.asarray, numbers), names, arrays, strict=True)
+    return [HostArray(data, name, origin=array) for data, name, array in views]
 
 
 def made(data: np.ndarray, dtype: str) -> mx.array:
