@@ -106,6 +106,21 @@ def test_operations_on_a_device_do_not_grow_with_the_number_of_parameters():
     assert {name for name in many if many[name] != few[name]} <= {"prim.device.default", "aten.empty.memory_format"}
 
 
+def test_a_norm_beyond_the_range_of_numbers_is_shortened():
+    before = torch.zeros(4, dtype=torch.float64)
+    after = before + 1e308
+    assert shorten([after], [before], 1.0, 1.0) == float("inf")
+    assert squared_distance(after, before) <= 4
+
+
+def test_an_update_just_below_0_99999_of_the_bound_stays_bit_by_bit():
+    generator = torch.Generator().manual_seed(0)
+    before, after = (torch.randn(1000, generator=generator) for _ in range(2))
+    kept, rms = after.clone(), (after - before).double().pow(2).mean().sqrt().item()
+    shorten([after], [before], rms / 0.9999899, 1.0)
+    assert torch.equal(after, kept)
+
+
 @pytest.mark.parametrize("max_rms", [0.25, 0.0, float("inf")])
 def test_nothing_waits_where_the_learning_rate_stays_on_the_device(max_rms):
     """As a tensor on an accelerator: the same to rounding, without a decision on the host."""

@@ -35,8 +35,8 @@ _AT_ONCE = 2**24
 _IN_CACHE = 2**17
 """The same on the host, where arrays that stay in the processor's cache take far less time."""
 _LOWERED = 1.0 - 4.0 * torch.finfo(torch.float32).eps  # eps is 2u
-_SURELY = 1.0 - 1e-5
-"""A norm below this share of the threshold is sure to be kept."""
+_SURELY = 1.0 - 9e-6
+"""A norm below this share of the threshold is sure to be kept. So is one below 0.99999 of the bound."""
 _NORM_IS_AT_MOST = 1.0 + 1e-9
 """What is found for a norm, times this, is no smaller than the norm."""
 
@@ -65,6 +65,8 @@ def _shorten_on_host(after: torch.Tensor, before: torch.Tensor, rate: float, max
     """Bound one update, in pieces."""
     pieces = list(zip(_slices(after, _IN_CACHE), _slices(before, _IN_CACHE), strict=True))
     norm = math.hypot(*(_norm(_wide(new) - _wide(old)) for new, old in pieces))
+    if math.isinf(norm):  # that of finite numbers may be, too
+        return float(_shorten_without_waiting([(after, before)], rate, max_rms))
     root = math.sqrt(after.numel())
     limit = rate * (max_rms * root * _LOWERED) if max_rms < math.inf else math.inf
     if math.isfinite(norm) and not norm < limit * _SURELY:
