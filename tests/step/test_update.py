@@ -477,6 +477,17 @@ def test_copies_have_the_values_and_layouts_of_what_they_copy():
             assert mine.data_ptr() % 64 == 0
 
 
+def test_copies_in_host_memory_do_not_follow_the_default_device():
+    optimizer = torch.optim.SGD(parameters(), lr=0.1)
+    clipping, before = clip_update_at_step(optimizer), values(optimizer)
+    for one in optimizer.param_groups[0]["params"]:
+        one.grad = torch.full_like(one, 5.0)
+    with torch.device("meta"):
+        optimizer.step()
+    assert moved(optimizer, before) == pytest.approx([1.0] * 4, rel=1e-5)
+    assert clipping.rms.item() == pytest.approx(5.0)
+
+
 @pytest.mark.filterwarnings("error::gradclip.ClippingWarning")
 @pytest.mark.parametrize("first", ["guard", "updates"])
 @pytest.mark.parametrize("way", WAYS, ids=str)

@@ -54,7 +54,7 @@ def shorten(
         if isinstance(rate, torch.Tensor) or new.device.type != "cpu" or isinstance(new, DTensor):
             others.append((new, old))
         else:
-            found.append(torch.tensor(_shorten_on_host(new, old, rate, max_rms), dtype=torch.float32))
+            found.append(torch.tensor(_shorten_on_host(new, old, rate, max_rms), dtype=torch.float32, device="cpu"))
     if others:
         found.append(_shorten_without_waiting(others, rate, max_rms))
     return torch.stack([one.to(found[-1].device) for one in found]).max()

@@ -55,13 +55,13 @@ class _Room:
     """Host memory for copies, which the next copies overwrite: to get new memory takes longer than to copy."""
 
     def __init__(self) -> None:
-        self._bytes = torch.empty(0, dtype=torch.uint8)
+        self._bytes = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def copies(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return copies in the layouts of the parameters."""
         sizes = [-(-one.nbytes // _ALIGNED) * _ALIGNED if _is_on_host(one) else 0 for one in parameters]
         if sum(sizes) > len(self._bytes):
-            self._bytes = torch.empty(sum(sizes), dtype=torch.uint8)
+            self._bytes = torch.empty(sum(sizes), dtype=torch.uint8, device="cpu")
         rooms = self._bytes[: sum(sizes)].split(sizes)
         return [_copy(one, room) if len(room) else one.clone() for one, room in zip(parameters, rooms, strict=True)]
 
@@ -209,7 +209,7 @@ class UpdateClipping(Attached):
         if copies is None:
             return
         put_runner_last(optimizer)  # others may have registered hooks since
-        each = self._largest or [torch.zeros(())]
+        each = self._largest or [torch.zeros((), device="cpu")]
         self.rms = torch.stack([one.to(each[0].device) for one in each]).max()
         self.steps, self._clipped = self.steps + 1, self._clipped + (self.rms > self._max_rms)
 
