@@ -147,6 +147,6 @@ def _sum_toward(before: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
     """Return the sum in the dtype of `before`, rounded toward it."""
     start = _wide(before)
     stored = (start + update).to(before.dtype)
-    beyond = (_wide(stored) - start).abs() >= update.abs()
+    beyond = (_wide(stored) - start).abs_().ge_(update.abs())  # 0 or 1
     nearer = torch.nextafter(stored, before)
     return stored + (nearer - stored) * beyond  # exact, and faster than torch.where
