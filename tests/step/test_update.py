@@ -477,6 +477,18 @@ def test_copies_have_the_values_and_layouts_of_what_they_copy():
             assert mine.data_ptr() % 64 == 0
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_memory_that_several_parameters_have_moves_by_the_bound_once(groups, one_by_one):
+    memory = torch.zeros(4)
+    tied = [torch.nn.Parameter(memory) for _ in range(2)]
+    optimizer = torch.optim.SGD(tied if groups == 1 else [{"params": [one]} for one in tied], lr=0.1)
+    clip_update_at_step(optimizer)
+    for one in tied:
+        one.grad = torch.full_like(one, 5.0)
+    optimizer.step()
+    assert memory.tolist() == pytest.approx([-0.1] * 4)
+
+
 def test_copies_in_host_memory_do_not_follow_the_default_device():
     optimizer = torch.optim.SGD(parameters(), lr=0.1)
     clipping, before = clip_update_at_step(optimizer), values(optimizer)

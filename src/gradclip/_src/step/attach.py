@@ -216,8 +216,9 @@ def clip_update_at_step(optimizer: Steps, max_rms: Threshold = 1.0) -> UpdateCli
     - The optimizer's state is that of an unclipped step, and its `state_dict` gets nothing more.
     - The parameters are copied before the step. Optimizers of `torch.optim`, with `foreach` and `fused` too, step some
       after the others: 4 MiB at a time or one larger parameter, on an accelerator 256 MiB. Only these are copied, on
-      the host into memory that is kept for the next step. For all other optimizers, subclasses of these included, all
-      trainable parameters are. Some hold copies of parameters of their own, as Lookahead does: these stay.
+      the host into memory that is kept for the next step. For all other optimizers, subclasses of these included, and
+      where several parameters have the same memory, all trainable parameters are. Some optimizers hold copies of
+      parameters of their own, as Lookahead does: these stay.
     - The learning rate is "lr" of the group. For optimizers that take 1 there and find a rate themselves, such as
       Prodigy, the bound does not follow what they find.
     - DTensors (FSDP2, tensor parallelism) count as a whole, and all processes must step together. A plain tensor is one

@@ -151,10 +151,11 @@ class UpdateClipping(Attached):
             self._copies.append(None)
             return None
         self._elsewhere.arrived()
-        for group in optimizer.param_groups:
+        groups = optimizer.param_groups
+        for group in groups:
             _rate(group)
-        if type(optimizer) not in _BY_PARAMETER or _shares_eps(optimizer) or not self._is_last:
-            groups = optimizer.param_groups
+        at_once = type(optimizer) not in _BY_PARAMETER or _shares_eps(optimizer) or _share_memory(all_of(groups))
+        if at_once or not self._is_last:
             self._copies.append([_copied(group, _trained(group["params"]), _Room()) for group in groups])
             return None
         self._copies.append([])
@@ -227,6 +228,13 @@ def _shares_eps(optimizer: Optimizer) -> bool:
     """Say whether Adafactor takes the epsilon of parameters from the dtype of another one."""
     several = (len({one.dtype for one in group["params"]}) > 1 for group in optimizer.param_groups)
     return type(optimizer).__name__ == "Adafactor" and any(several)
+
+
+def _share_memory(parameters: Sequence[torch.Tensor]) -> bool:
+    """Say whether parameters begin at the same place in memory, which a step then changes several times."""
+    plain = [one for one in parameters if type(one) in (torch.Tensor, torch.nn.Parameter) and one.numel()]
+    starts = [one.data_ptr() for one in plain if one.device.type in ("cpu", "cuda") and one.layout is torch.strided]
+    return len({*starts}) < len(starts)
 
 
 def _trained(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
