@@ -214,3 +214,17 @@ def test_names_of_the_optimizer_itself_stay():
     model, optimizer = made()
     name_parameters(optimizer, [("other", model.weight)])
     assert groups_of(optimizer)[0]["param_names"] == ["weight", "bias"]
+
+
+def test_names_stay_with_their_parameters_where_the_file_has_another_order():
+    (model, _), (again, _) = made(), made()
+    weight, bias = again.named_parameters()
+    optimizer = torch.optim.SGD([{"params": [bias]}, {"params": [weight]}], lr=1.0)
+    saved = torch.optim.SGD([{"params": [one]} for one in model.named_parameters()], lr=1.0)
+    clip_at_step(saved, AdaptiveThreshold(QuantileRule()), scope="layer")
+    step(model, saved)
+    clip_at_step(optimizer, max_norm := AdaptiveThreshold(QuantileRule()), scope="layer")
+    optimizer.load_state_dict(saved.state_dict())
+    step(again, optimizer)
+    found = dict(zip(max_norm.state_dict()["layers"], max_norm.state_dict()["norms"], strict=True))
+    assert found == {"bias, of shape (1,)": [2.0, 2.0], "weight, of shape (1, 2)": [5.0, 5.0]}

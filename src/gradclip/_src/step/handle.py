@@ -7,6 +7,7 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import reduce
+from itertools import chain
 from operator import or_
 from typing import Any, NamedTuple, Protocol
 
@@ -219,6 +220,7 @@ class StepClipping(Attached):
         self._num_skipped: Any = 0
         self._parts: Sequence[StepPart] = ()
         self._own: Sequence[Any] = ()
+        self._names: list[list[str]] = []
         # A step that was compiled before must stop here: compiled code would treat what is measured as a constant.
         self._hooks = [
             optimizer.register_step_pre_hook(torch.compiler.disable(self._begin)),
@@ -447,6 +449,7 @@ class StepClipping(Attached):
         """Take the state out of a copy of what is loaded, and raise for one that cannot be loaded."""
         self._loading = state.pop(_KEY, None)
         self._own = [group.get("max_norm", _ABSENT) for group in optimizer.param_groups]
+        self._names = [group.get("param_names") or [] for group in optimizer.param_groups]
         self._check_loads(self._loading or {})
 
     def _load(self, optimizer: Optimizer) -> None:
@@ -456,6 +459,10 @@ class StepClipping(Attached):
                 group["max_norm"] = own
             if group["max_norm"] is _ABSENT:
                 del group["max_norm"]
+        loaded = [group.get("param_names") or [] for group in optimizer.param_groups]
+        if sorted(chain(*self._names)) == sorted(chain(*loaded)):  # PyTorch takes them from the file by their places
+            for group, names in zip(optimizer.param_groups, self._names, strict=True):
+                group.update({"param_names": names} if names else {})
         state, self._loading = self._loading, None
         if state is not None:
             self.load_state_dict(state)
