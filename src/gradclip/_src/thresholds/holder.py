@@ -61,8 +61,9 @@ class AdaptiveThreshold:
         max_norm: the threshold of the last step, a number, or on an accelerator a scalar array; None before the first.
 
     Layers are known by their names, else by their places, and by their shapes. The parts of names that `torch.compile`
-    and DDP add do not count. A new layer begins a history of its own. Without names, only parameter groups may get new
-    ones. A layer that is missing, or another order, is an error.
+    and DDP add do not count. A new layer begins a history of its own. A layer that is missing is an error.
+    Layers without names must keep their order: if two of one shape change places, each gets the history of the other.
+    Only parameter groups may get new ones, at the end of a group or in a last group.
 
     A layer that has no gradient at a step, or a norm that is 0 or not finite, keeps its threshold. A norm beyond the
     range of its dtype counts as not finite. `norm`, `max_norm` and `next_max_norm` are then vectors, with 0 as the norm
