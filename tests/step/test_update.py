@@ -80,6 +80,21 @@ class Subclass(torch.optim.AdamW):
         return found
 
 
+class WithClosure(torch.optim.Optimizer):
+    """Not of PyTorch, so that all parameters are copied."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+
+    def step(self, closure=None):
+        if closure is not None:
+            closure()
+        with torch.no_grad():
+            for group in self.param_groups:
+                for one in group["params"]:
+                    one -= group["lr"] * one.grad
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_steps_the_same_where_nothing_is_clipped(name, one_by_one):
     if not hasattr(torch.optim, name):
@@ -487,6 +502,24 @@ def test_memory_that_several_parameters_have_moves_by_the_bound_once(groups, one
         one.grad = torch.full_like(one, 5.0)
     optimizer.step()
     assert memory.tolist() == pytest.approx([-0.1] * 4)
+
+
+@pytest.mark.parametrize(("kind", "moves"), [(WithClosure, -0.1), (torch.optim.SGD, -0.2)])
+def test_a_closure_may_step_the_same_optimizer(kind, moves):
+    (one,) = parameters(1)
+    optimizer = kind([one], lr=0.1)
+    clipping, before = clip_update_at_step(optimizer), one.detach().clone()
+
+    def closure():
+        for size in (5.0, 70.0):
+            one.grad = torch.full_like(one, size)
+            if size < 70.0:
+                optimizer.step()
+        return one.sum()
+
+    optimizer.step(closure)
+    assert (one - before).flatten().tolist() == pytest.approx([moves] * 6, rel=1e-5)
+    assert clipping.steps == 2
 
 
 def test_copies_in_host_memory_do_not_follow_the_default_device():

@@ -160,8 +160,11 @@ def within_its_own_step(optimizer: Optimizer) -> bool:
     PyTorch runs the hooks again when the step of a subclass calls that of its base.
     """
     kinds = [kind for kind in type(optimizer).__mro__ if "step" in vars(kind) and kind is not Optimizer]
-    if len(kinds) < 2:
-        return False
+    return len(kinds) > 1 and is_stepping(optimizer)
+
+
+def is_stepping(optimizer: Optimizer) -> bool:
+    """Return whether the step that begins was called within a step of the same optimizer."""
     code, frame, running = getattr(type(optimizer).step, "__code__", None), sys._getframe(), 0
     while frame is not None:
         running += frame.f_code is code and frame.f_locals.get("self") is optimizer

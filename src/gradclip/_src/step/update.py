@@ -20,7 +20,7 @@ from gradclip._src.annotations import Threshold
 from gradclip._src.backends.torch.distributed import fsdp1_shard
 from gradclip._src.passed.arguments import check_threshold
 from gradclip._src.public import record
-from gradclip._src.step.at_step import all_of, within_its_own_step
+from gradclip._src.step.at_step import all_of, is_stepping, within_its_own_step
 from gradclip._src.step.attached import Attached, many
 from gradclip._src.step.bounded import shorten
 from gradclip._src.step.others import Elsewhere
@@ -145,7 +145,7 @@ class UpdateClipping(Attached):
 
     def _begin(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         inner = within_its_own_step(optimizer)
-        if not inner:
+        if not inner and not (self._copies and is_stepping(optimizer)):  # an error may have left copies
             self._copies, self._largest = [], []
         if inner or makes_state(optimizer):
             self._copies.append(None)
