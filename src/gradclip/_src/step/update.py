@@ -232,8 +232,9 @@ def _shares_eps(optimizer: Optimizer) -> bool:
 
 def _share_memory(parameters: Sequence[torch.Tensor]) -> bool:
     """Say whether parameters begin at the same place in memory, which a step then changes several times."""
-    plain = [one for one in parameters if type(one) in (torch.Tensor, torch.nn.Parameter) and one.numel()]
-    starts = [one.data_ptr() for one in plain if one.device.type in ("cpu", "cuda") and one.layout is torch.strided]
+    plain = (one for one in parameters if type(one) in (torch.nn.Parameter, torch.Tensor))
+    placed = (one for one in plain if (one.is_cpu or one.is_cuda) and one.layout is torch.strided)
+    starts = [start for one in placed if (start := one.data_ptr())]  # 0 without elements
     return len({*starts}) < len(starts)
 
 
