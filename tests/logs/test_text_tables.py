@@ -64,8 +64,8 @@ def table_of_runs(path, column="run", step="step,"):
 @pytest.mark.parametrize("step", ["step,", ""])
 def test_one_run_of_several_in_a_table_is_read_if_it_is_named(tmp_path, column, step):
     path = table_of_runs(tmp_path / "a.csv", column, step)
-    words = rf'a.csv has several runs, by its column {column}. Pass --key "a - grad_norm" or "b - grad_norm"'
-    for key in (None, "grad_norm", "c - grad_norm"):
+    for key, what in ((None, "several runs"), ("grad_norm", "several runs"), ("c - grad_norm", 'no run "c"')):
+        words = rf'a.csv has {what}, by its column {column}. Pass --key "a - grad_norm" or "b - grad_norm"'
         with pytest.raises(LogError, match=words):
             read(path, key)
     assert [row.norm for row in read(path, "b - grad_norm").rows] == [11.5, 21.5, 31.5]

@@ -89,7 +89,8 @@ class _Runs:
         several = len(each) > 1 and (sum(map(len, each)) > len({*chain(*each)}) if keys.step else all(map(len, each)))
         if several if self.asked is None else self.asked not in self._steps:
             runs = listed([f'"{run}{OF_A_RUN}{keys.norm}"' for run in self._steps], " or ")
-            raise LogError(f"{path} has several runs, by its column {' and '.join(self.columns)}. Pass --key {runs}.")
+            what = "several runs" if self.asked is None else f'no run "{self.asked}"'
+            raise LogError(f"{path} has {what}, by its column {' and '.join(self.columns)}. Pass --key {runs}.")
 
 
 def is_table(names: Sequence[str], key: str | None) -> bool:
