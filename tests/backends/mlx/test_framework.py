@@ -47,8 +47,12 @@ def test_arrays_are_computed_when_they_are_asked_for():
 def test_what_is_kept_does_not_follow_assignments():
     x = mx.array([3.0, 4.0])
     kept = MLX.kept(x)
+    result, _ = gradclip.clip_by_global_norm(x, 9.0)
+    layers, _ = gradclip.clip_by_layer_norm([x, x * 2], 5.0)
     x[0] = 7.0
-    assert kept.tolist() == [3.0, 4.0]
+    assert kept.tolist() == result.tolist() == layers[0].tolist() == [3.0, 4.0]
+    result[1] = 8.0
+    assert x.tolist() == [7.0, 4.0]
 
 
 def test_arrays_in_grad_are_replaced():

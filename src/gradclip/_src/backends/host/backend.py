@@ -424,6 +424,19 @@ def _blocks(arrays: HostArrays, width: int) -> list[slice]:
     return [slice(start, start + many) for start in range(0, examples, many)]
 
 
+class ImmutableHost(Host):
+    """The backend for a framework whose arrays never change, so that what is kept needs no copy."""
+
+    def shrink(self, arrays: Arrays, coefficient: Coefficient, layout: Layout) -> list[Any]:
+        if layout.whole and coefficient.keep and not isinstance(arrays, OnlyFinite):
+            return list(arrays)
+        results = super().shrink(arrays, coefficient, layout)
+        if layout.whole or isinstance(arrays, OnlyFinite):
+            return results
+        changed = set(indices_written(arrays, arrays, coefficient, layout))
+        return [y if index in changed else x for index, (x, y) in enumerate(zip(arrays, results, strict=True))]
+
+
 HOST = Host()
 _checked: type[HostBackend] = Host
 

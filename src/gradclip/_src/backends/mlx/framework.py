@@ -15,7 +15,7 @@ import numpy as np
 from gradclip._src import native
 from gradclip._src.backends.framework import Framework
 from gradclip._src.backends.host.arrays import HostArray, HostArrays
-from gradclip._src.backends.host.backend import Host, dtype_named
+from gradclip._src.backends.host.backend import ImmutableHost, dtype_named
 from gradclip._src.backends.mlx import namespace
 from gradclip._src.backends.mlx.lazy import Lazy, array_of, on_gpu
 from gradclip._src.core.arrays import checked_dtype
@@ -23,7 +23,7 @@ from gradclip._src.core.formats import BFLOAT16, FLOAT32, FLOAT64, Format, bare_
 from gradclip._src.core.protocols import Backend, HostBackend
 
 
-class MlxHost(Host):
+class MlxHost(ImmutableHost):
     """Arrays whose values are in the memory of the CPU."""
 
     def known(self, leaves: Sequence[Any]) -> None:
@@ -43,7 +43,8 @@ class MlxHost(Host):
         return False
 
     def leave(self, array: Any, leaf: object) -> mx.array:
-        return made(array.data, array.dtype)
+        # What is kept shares the memory, in an object of its own: MLX lets users assign to elements.
+        return made(array.data, array.dtype) if array.origin is None else mx.stop_gradient(array.origin)
 
     def leave_sum(self, wide: np.ndarray, x: HostArray, dtype: str | None) -> mx.array:
         return _of_numpy(super().leave_sum(wide, x, dtype))

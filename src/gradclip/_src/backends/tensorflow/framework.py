@@ -16,8 +16,8 @@ from tensorflow.python.framework.ops import EagerTensor  # the type of eager ten
 
 from gradclip._src import native
 from gradclip._src.backends.framework import Framework
-from gradclip._src.backends.host.arrays import HostArray, HostArrays, OnlyFinite, aligned_empty, is_aligned
-from gradclip._src.backends.host.backend import Host, dtype_named
+from gradclip._src.backends.host.arrays import HostArray, HostArrays, aligned_empty, is_aligned
+from gradclip._src.backends.host.backend import ImmutableHost, dtype_named
 from gradclip._src.backends.host.laid import indices_written
 from gradclip._src.backends.tensorflow import namespace
 from gradclip._src.backends.tensorflow.derivative import asked, call_as_asked
@@ -30,7 +30,6 @@ from gradclip._src.core.rules import Into
 from gradclip._src.tree import Sparse
 
 if TYPE_CHECKING:
-    from gradclip._src.core.rules import Coefficient
     from gradclip._src.native._kernels import Arrays as KernelArrays
 
 
@@ -40,7 +39,7 @@ _FIRST_CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 _FEW = 16
 
 
-class TensorFlowHost(Host):
+class TensorFlowHost(ImmutableHost):
     """Eager tensors, viewed as NumPy arrays."""
 
     immutable = True
@@ -84,16 +83,6 @@ class TensorFlowHost(Host):
 
     def copies(self, arrays: Arrays) -> list[HostArray]:
         return self._filled_copies(arrays)  # their memory is from `empty_like`
-
-    def shrink(self, arrays: Arrays, coefficient: Coefficient, layout: Layout) -> list[HostArray]:
-        # A tensor is immutable, so it can serve as its own copy.
-        if layout.whole and coefficient.keep and not isinstance(arrays, OnlyFinite):
-            return list(arrays)
-        results = super().shrink(arrays, coefficient, layout)
-        if layout.whole or isinstance(arrays, OnlyFinite):
-            return results
-        changed = set(indices_written(arrays, arrays, coefficient, layout))
-        return [y if index in changed else x for index, (x, y) in enumerate(zip(arrays, results, strict=True))]
 
     def leave(self, array: Any, leaf: object) -> tf.Tensor:
         return placed(taken_over(array.data, array.dtype) if array.origin is None else array.origin, leaf)
