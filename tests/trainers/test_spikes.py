@@ -10,6 +10,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import gradclip
 from gradclip.integrations import lightning, transformers
+from gradclip.integrations._torch_steps import StepNotes
 
 COUNT, BAD = 32, 21
 X = torch.randn(COUNT, 3, generator=torch.Generator().manual_seed(0)) * 0.1
@@ -315,6 +316,20 @@ def test_gradients_that_others_write_to_have_no_loss():
     known = [[step.loss == step.loss for step in monitor.records] for monitor in monitors]
     assert known == [[True] * 4, [True, False, False, False]]
     assert [context is not None for context in contexts(monitors[1]).values()] == known[1]
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
+def test_passes_that_make_a_graph_count():
+    """Each puts a new tensor in the place of the gradient, whose object is often where the old one was."""
+    weights = [torch.nn.Parameter(torch.ones(())) for _ in range(2)]
+    notes = StepNotes(None, every(), torch.optim.SGD(weights))
+    for number in range(9):
+        loss = sum(weight * weight for weight in weights)
+        notes.before_backward()
+        loss.backward(create_graph=True)
+        notes.after_backward(loss.detach(), [number])
+        del loss
+    assert notes.take() == (18.0, [*range(9)])
 
 
 class SkipsBad(DataLoader):

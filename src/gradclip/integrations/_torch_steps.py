@@ -124,7 +124,8 @@ class StepNotes:
         groups = [] if self._optimizer is None else self._optimizer.param_groups
         grads = [parameter.grad for group in groups for parameter in group["params"]]
         held = [getattr(grad, "_local_tensor", grad) for grad in grads]  # a DTensor counts no writes
-        return [None if grad is None else (id(grad), grad._version) for grad in held]
+        # A sum with create_graph=True is a new tensor, whose object in Python may be at the place of the old one.
+        return [None if grad is None else (grad._cdata, grad._version) for grad in held]
 
     def take(self) -> tuple[Any, list[Any] | None]:
         """Return the loss and the context of a step, at which the next one begins; no loss and no context twice."""
