@@ -58,9 +58,9 @@ class ClipCallback(Callback):
             the step's number, `trainer.global_step`, the module's names of layers, the loss, and as context the indices
             of the step's examples in the data set of `trainer.train_dataloader`, in a list; without any, as of a
             stream, None. Each process has the loss and the examples of its own. In manual optimization, they are those
-            of the calls of `manual_backward` that reached the optimizer's parameters since their last `zero_grad()`. If
-            something else wrote to the gradients between two such calls, as `zero_grad(set_to_none=False)` does, there
-            are none.
+            of the calls of `manual_backward` that reached the optimizer's parameters since its last step or
+            `zero_grad()`. If something else wrote to the gradients between two such calls, as
+            `zero_grad(set_to_none=False)` does, there are none.
         context: what to record in their place: a function of a batch, such as `lambda batch: batch["id"]`. The context
             is then a list with what it returns for each batch of the step.
 
