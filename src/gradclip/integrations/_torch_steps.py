@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -113,7 +114,7 @@ class StepNotes:
         elif self._found != left:  # set to zero, perhaps: nobody knows what is left of earlier passes
             self.loss, self._batches = math.nan, [None]
 
-    def after_backward(self, loss: Any, told: list[Any] | None) -> None:
+    def after_backward(self, loss: Tensor | None, told: list[Any] | None) -> None:
         """Add a batch to the step if the backward pass reached the parameters."""
         before, self._found = self._found, self._gradients()
         if self._optimizer is None or self._found != before:

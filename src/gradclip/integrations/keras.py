@@ -11,7 +11,7 @@ from Keras' `global_clipnorm`, `clipnorm` and `clipvalue`:
 
 import math
 import numbers
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
@@ -252,7 +252,7 @@ class _Clipping(keras.optimizers.Optimizer):
         cls = next(cls for cls in type(self).__mro__ if cls.__module__ != __name__)
         return _unpickled, (cls, keras.saving.serialize_keras_object(self), values)
 
-    def load_own_variables(self, store: Any) -> None:
+    def load_own_variables(self, store: Mapping[str, Any]) -> None:
         names, last = list(store.keys()), str(len(self.variables) - 1)
         if self.built and not _changes(self._max_norm) and len(names) == int(last):
             # A file that has the number in the configuration only.
@@ -342,7 +342,9 @@ def _subclass(optimizer: Any) -> Any:
     return keras.saving.register_keras_serializable("gradclip", name)(made)
 
 
-def _unpickled(optimizer: type[keras.optimizers.Optimizer], config: Any, values: tuple[np.ndarray, ...]) -> Any:
+def _unpickled(
+    optimizer: type[keras.optimizers.Optimizer], config: dict[str, object], values: tuple[np.ndarray, ...]
+) -> Any:
     clipped(optimizer)
     made = keras.saving.deserialize_keras_object(config, safe_mode=False)
     # The first exist; the others are made when it is built.
@@ -377,7 +379,7 @@ def _changes(max_norm: object) -> bool:
     return _rule(max_norm) is not None or callable(max_norm)
 
 
-def _held(max_norm: Any, dtype: Any) -> np.ndarray:
+def _held(max_norm: Any, dtype: str | np.dtype | type) -> np.ndarray:
     """Return a number as the optimizer's variable holds it."""
     form = FLOAT64 if dtype == np.float64 else FLOAT32
     return np.array([form.toward_zero(max_norm)], dtype)

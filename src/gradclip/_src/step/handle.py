@@ -468,7 +468,7 @@ class StepClipping(Attached):
             self.load_state_dict(state)
 
 
-def _any(flags: Any) -> Any:
+def _any(flags: bool | torch.Tensor) -> bool | torch.Tensor:
     return flags.any() if isinstance(flags, torch.Tensor) and flags.ndim else flags
 
 
