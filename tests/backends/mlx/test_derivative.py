@@ -85,6 +85,22 @@ def test_gradients_through_a_batch(name):
     near(forward, sum(one[0] @ TOWARD for one in each))
 
 
+def test_forward_mode_of_complex_numbers_and_of_halves():
+    clipped = lambda x: gradclip.clip_by_global_norm(x, 1.0)[0]
+    _, (expected,) = mx.jvp(clipped, [mx.array([3.0, 4.0])], [mx.array([1.0, 0.0])])
+    _, (found,) = mx.jvp(clipped, [mx.array([3.0 + 4.0j])], [mx.array([1.0 + 0.0j])])
+    near(found, [complex(*expected.tolist())])
+    for dtype in (mx.bfloat16, mx.float16):
+        _, (found,) = mx.jvp(clipped, [mx.array(0.5, dtype=dtype)], [mx.array(2.0, dtype=dtype)])
+        assert (found.item(), found.dtype) == (2.0, dtype)
+
+
+def test_an_empty_array_in_a_mapped_axis():
+    clipped = mx.vmap(lambda xs: gradclip.clip_by_global_norm(xs, 1.0)[0])
+    found = mx.grad(lambda xs: sum(map(mx.sum, clipped(xs))))([mx.zeros((2, 0)), mx.array([[0.25], [0.5]])])
+    assert [x.tolist() for x in found] == [[[], []], [[1.0], [1.0]]]
+
+
 @pytest.mark.parametrize("name", ["global", "norm", "units", "value"])
 def test_second_derivatives(name):
     once = mx.grad(lambda x: scalar(name)(x, mx.array(1.0)))

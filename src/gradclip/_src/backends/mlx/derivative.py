@@ -44,7 +44,8 @@ def call_differentiably(
     @_OneByOne
     def call(given: _Many) -> _Many:
         nonlocal results
-        made, norm, counts = function(*apart(given))
+        # `mx.jvp` also differentiates what is inside, though it uses the rule. Views of bits have no derivative.
+        made, norm, counts = function(*apart(list(map(mx.stop_gradient, given))))
         results = len(made)
         return [*made, *([norm] if rule.measures else []), *counts]
 
@@ -95,11 +96,13 @@ class _OneByOne:
         return self.joints.part(made)
 
     def _each(self, given: _Many, axes: Sequence[int | None]) -> tuple[_Many, list[int]]:
-        first = [x if axis is None else mx.moveaxis(x, axis, 0) for x, axis in zip(given, axes, strict=True)]
-        (size,) = {len(x) for x, axis in zip(first, axes, strict=True) if axis is not None}
-        rows = [
-            self.joined([x if axis is None else x[i] for x, axis in zip(first, axes, strict=True)]) for i in range(size)
+        (size,) = {x.shape[axis] for x, axis in zip(given, axes, strict=True) if axis is not None}
+        # Not x[i]: its derivative ends the process if the array is empty.
+        members = [
+            [x] * size if axis is None else [one.squeeze(axis) for one in mx.split(x, size, axis)]
+            for x, axis in zip(given, axes, strict=True)
         ]
+        rows = [self.joined(list(row)) for row in zip(*members, strict=True)]
         return [mx.stack(each) for each in zip(*rows, strict=True)], [0] * len(rows[0])
 
 
