@@ -95,6 +95,13 @@ def test_forward_mode_of_complex_numbers_and_of_halves():
         assert (found.item(), found.dtype) == (2.0, dtype)
 
 
+def test_gradients_of_a_large_array():
+    x = np.random.default_rng(0).random(1 << 20, np.float32)
+    length = lambda x: mx.sum(gradclip.clip_by_global_norm(x, 5.0)[0] * x)  # is 5 times the norm
+    expected = 5 * x / np.linalg.norm(x.astype(np.float64))
+    np.testing.assert_allclose(np.array(mx.grad(length)(mx.array(x))), expected, rtol=2e-5)
+
+
 def test_an_empty_array_in_a_mapped_axis():
     clipped = mx.vmap(lambda xs: gradclip.clip_by_global_norm(xs, 1.0)[0])
     found = mx.grad(lambda xs: sum(map(mx.sum, clipped(xs))))([mx.zeros((2, 0)), mx.array([[0.25], [0.5]])])

@@ -9,6 +9,7 @@ import mlx.core as mx
 
 _BITS = {mx.float32: mx.int32, mx.float64: mx.int64}
 _FLOATS = {bits: dtype for dtype, bits in _BITS.items()}
+_RUN = 1 << 10  # float32 numbers that may be added one after the other
 
 
 def __getattr__(name: str) -> Any:
@@ -32,6 +33,18 @@ def astype(x: mx.array, dtype: Any) -> mx.array:
 def clip(x: mx.array, min: Any = None, max: Any = None) -> mx.array:
     """Clamp each element to [min, max]. NaN stays NaN."""
     return mx.clip(x, min, max)
+
+
+def sum(x: mx.array, axis: Any = None) -> mx.array:
+    """Add in runs: MLX's CPU code adds one number after the other, and float32 numbers would lose too much."""
+    axes = range(x.ndim) if axis is None else [axis % x.ndim] if isinstance(axis, int) else axis
+    count = math.prod(x.shape[i] for i in axes)
+    if count <= _RUN or x.dtype == mx.float64:
+        return mx.sum(x, axis)
+    kept = [i for i in range(x.ndim) if i not in axes]
+    shape = [x.shape[i] for i in kept]
+    runs, rest = mx.split(x.transpose(*kept, *axes).reshape(*shape, count), [count // _RUN * _RUN], -1)
+    return sum(mx.sum(runs.reshape(*shape, -1, _RUN), -1), -1) + mx.sum(rest, -1)
 
 
 def trunc(x: mx.array) -> mx.array:
