@@ -181,5 +181,6 @@ ENTRIES = (
             "the gradients that mlx.nn.value_and_grad(model, loss) returns beside the loss.",
             "use PyTorch, JAX or TensorFlow. gradclip cannot differentiate functions of MLX.",
         ),
+        outputs_first=True,
     ),
 )

@@ -314,7 +314,7 @@ def clip_by_unit_norm(
 
     The axes that index the outputs depend on the framework's layout, so the units do too:
 
-    | axes | PyTorch                                   | JAX and NumPy, as optax                        |
+    | axes | PyTorch, and MLX with its inputs last     | JAX, NumPy and TensorFlow, as optax            |
     |------|-------------------------------------------|------------------------------------------------|
     | 0, 1 | the whole leaf                            | the whole leaf                                 |
     | 2    | each row of (out, in): axis 0             | each column of (in, out): axis 1               |
@@ -322,7 +322,7 @@ def clip_by_unit_norm(
     | 4    | (out, in, height, width): axis 0          | (height, width, in, out): the last axis        |
     | more | axis 0                                    | the last axis                                  |
 
-    In JAX and NumPy, a leaf with at most one axis longer than 1 is one unit.
+    In JAX, NumPy and TensorFlow, a leaf with at most one axis longer than 1 is one unit.
 
     Args:
         tree: dense arrays, as in `gradclip.clip_by_global_norm`.
