@@ -9,7 +9,7 @@ import mlx.core as mx
 
 _BITS = {mx.float32: mx.int32, mx.float64: mx.int64}
 _FLOATS = {bits: dtype for dtype, bits in _BITS.items()}
-_RUN = 1 << 10  # float32 numbers that may be added one after the other
+_RUN = 1 << 12  # float32 numbers that may be added one after the other
 
 
 def __getattr__(name: str) -> Any:
