@@ -11,6 +11,7 @@ import torch
 import gradclip
 import gradclip._src.step.update as update
 from gradclip import clip_at_step, clip_update_at_step
+from updated import moved, parameters, steps, values
 
 OPTIMIZERS = {
     "Adadelta": {},
@@ -29,31 +30,6 @@ OPTIMIZERS = {
 }
 DTYPES = [torch.bfloat16, torch.float32]
 WAYS = [{"foreach": False}, {"foreach": True}, {"fused": True}]
-
-
-def parameters(count=4, rows=3):
-    generator = torch.Generator().manual_seed(0)
-    return [torch.nn.Parameter(torch.randn(rows, 2, generator=generator)) for _ in range(count)]
-
-
-def steps(optimizer, *scales, sparse=False):
-    generator = torch.Generator().manual_seed(1)
-    for scale in scales or (1.0, 1.0, 30.0):
-        for group in optimizer.param_groups:
-            for one in group["params"]:
-                one.grad = torch.randn(one.shape, generator=generator) * scale
-                one.grad = one.grad.to_sparse() if sparse else one.grad
-        optimizer.step()
-
-
-def values(optimizer):
-    return [one.detach().clone() for group in optimizer.param_groups for one in group["params"]]
-
-
-def moved(optimizer, before):
-    """Return the RMS of each update, in units of the learning rate."""
-    each = zip(values(optimizer), before, strict=True)
-    return [(one - other).pow(2).mean().sqrt().item() / optimizer.param_groups[0]["lr"] for one, other in each]
 
 
 def same(one, other):
@@ -461,37 +437,6 @@ def test_a_learning_rate_that_is_no_rate_is_refused_before_the_step(one_by_one):
         clip_update_at_step(torch.optim.SGD(parameters()), gradclip.AdaptiveThreshold())
 
 
-def test_only_some_parameters_are_copied_at_a_time(monkeypatch):
-    """Counted: the elements that are copied and not yet freed, of sixteen parameters of 6."""
-    monkeypatch.setattr(update, "_COPIED_AT_ONCE", 48)
-    copied = []
-    plain = update._copied
-    monkeypatch.setattr(update, "_copied", lambda *given: copied.append(len(given[1])) or plain(*given))
-    optimizer = torch.optim.AdamW(parameters(16), lr=0.1)
-    clip_update_at_step(optimizer)
-    steps(optimizer, 1.0)
-    assert copied == [2] * 8
-    clip_at_step(optimizer, 1.0)
-    steps(optimizer, 1.0)
-    assert copied == [2] * 16
-    optimizer.register_step_pre_hook(lambda *_: None)  # it is the last for one step
-    for expected in ([16], [16] + [2] * 8):
-        steps(optimizer, 1.0)
-        assert copied == [2] * 16 + expected
-
-
-def test_copies_have_the_values_and_layouts_of_what_they_copy():
-    some = [torch.randn(3, 5).t(), torch.randn(4, 6)[:, ::2], torch.tensor(2.0), torch.randn(2, 3, 4, 4).bfloat16()]
-    some[3] = some[3].to(memory_format=torch.channels_last)
-    room = update._Room()
-    for parameters in (some[:2], some, some[::-1]):
-        for mine, theirs in zip(room.copies(parameters), parameters, strict=True):
-            assert torch.equal(mine, theirs)
-            assert mine.dtype == theirs.dtype
-            assert mine.stride() == theirs.clone().stride()
-            assert mine.data_ptr() % 64 == 0
-
-
 @pytest.mark.parametrize("groups", [1, 2])
 def test_memory_that_several_parameters_have_moves_by_the_bound_once(groups, one_by_one):
     memory = torch.zeros(4)
@@ -520,17 +465,6 @@ def test_a_closure_may_step_the_same_optimizer(kind, moves):
     optimizer.step(closure)
     assert (one - before).flatten().tolist() == pytest.approx([moves] * 6, rel=1e-5)
     assert clipping.steps == 2
-
-
-def test_copies_in_host_memory_do_not_follow_the_default_device():
-    optimizer = torch.optim.SGD(parameters(), lr=0.1)
-    clipping, before = clip_update_at_step(optimizer), values(optimizer)
-    for one in optimizer.param_groups[0]["params"]:
-        one.grad = torch.full_like(one, 5.0)
-    with torch.device("meta"):
-        optimizer.step()
-    assert moved(optimizer, before) == pytest.approx([1.0] * 4, rel=1e-5)
-    assert clipping.rms.item() == pytest.approx(5.0)
 
 
 @pytest.mark.filterwarnings("error::gradclip.ClippingWarning")
