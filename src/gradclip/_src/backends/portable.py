@@ -357,12 +357,6 @@ class Portable(ABC):
     def scalar(self, value: float | Array, near: Sequence[Array]) -> Array:
         return self.xp.asarray(value, dtype=self.wide_dtype)
 
-    def not_above_integer(self, value: Array) -> Array:
-        """Convert an integer to the wide format, not rounded up: a threshold must not become larger."""
-        nearest, most = self.xp.astype(value, self.wide_dtype), 2.0**self.wide.precision
-        # A comparison would round the integer, too. So beyond those that are exact, all are lowered by one step.
-        return self.xp.where(nearest > most, nearest * (1.0 - 2.0 / most), nearest)
-
     def count_nonfinite(self, x: Any) -> tuple[int, int]:
         # A complex number can contain both, such as inf + NaN i. It counts once.
         infinite = self.xp.isinf(x)
@@ -485,10 +479,8 @@ class Portable(ABC):
 
     def _weighed(self, x: Array, factors: Factors) -> Array:
         """Return a real array in the wide format, each example times its factors."""
-        first = over_examples(factors.first, x)
-        return self.multiplied(
-            self.widen(x), first, None if factors.second is None else over_examples(factors.second, x)
-        )
+        second = None if factors.second is None else over_examples(factors.second, x)
+        return self.multiplied(self.widen(x), over_examples(factors.first, x), second)
 
     def zeroed(self, arrays: Arrays) -> Arrays:
         return self.without_nonfinite(arrays)

@@ -228,3 +228,11 @@ def exceeds(norm: Norm, max_norm: float | Array, times: float = 1.0) -> Array:
     """
     threshold = _in_units_of(norm, max_norm)
     return norm.value > (threshold if times == 1.0 else threshold * times)
+
+
+def not_above_integer(backend: Arithmetic, value: Array) -> Array:
+    """Convert an integer to the wide format, not rounded up: a threshold must not become larger."""
+    xp, most = backend.xp, 2.0**backend.wide.precision
+    nearest = xp.astype(value, getattr(xp, backend.wide.name))
+    # A comparison would round the integer, too. So beyond those that are exact, all are lowered by one step.
+    return xp.where(nearest > most, nearest * (1.0 - 2.0 / most), nearest)

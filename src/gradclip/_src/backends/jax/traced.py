@@ -28,6 +28,7 @@ from gradclip._src.backends.jax.placement import NamedAxes, in_one_piece, known_
 from gradclip._src.backends.portable import Portable
 from gradclip._src.backends.sums import raised
 from gradclip._src.core.arrays import Arrays, checked_dtype
+from gradclip._src.core.coefficient import not_above_integer
 from gradclip._src.core.formats import (
     FLOAT32,
     FLOAT64,
@@ -215,7 +216,7 @@ class JaxTraced(Portable):
         if self.wide is FLOAT32 and isinstance(value, float) and value > 0:
             value = FLOAT32.toward_zero(value)  # a threshold must not become larger
         if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.integer):
-            return self.not_above_integer(value)
+            return not_above_integer(self, value)
         if self.wide is FLOAT32 and isinstance(value, jax.Array) and value.dtype == jnp.float64:
             nearest = value.astype(jnp.float32)
             # Not by bits, through which there is no derivative.

@@ -24,6 +24,7 @@ from gradclip._src.backends.portable import Portable
 from gradclip._src.backends.tensorflow import namespace
 from gradclip._src.backends.tensorflow.derivative import call_differentiably
 from gradclip._src.core.arrays import Arrays, checked_dtype
+from gradclip._src.core.coefficient import not_above_integer
 from gradclip._src.core.formats import (
     BFLOAT16,
     FLOAT16,
@@ -229,7 +230,7 @@ class Graph(Portable):
 
     def scalar(self, value: float | tf.Tensor | np.ndarray, near: Sequence[tf.Tensor]) -> tf.Tensor:
         if isinstance(value, tf.Tensor) and value.dtype.is_integer:
-            return self.not_above_integer(value)
+            return not_above_integer(self, value)
         return namespace.asarray(value, tf.float64)
 
     def zeros(self, shape: tuple[int, ...], near: Sequence[tf.Tensor]) -> tf.Tensor:

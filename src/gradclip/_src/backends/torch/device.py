@@ -32,6 +32,7 @@ from gradclip._src.backends.torch.tensors import (
     write_back,
 )
 from gradclip._src.core.arrays import Arrays
+from gradclip._src.core.coefficient import not_above_integer
 from gradclip._src.core.formats import FLOAT16, FLOAT32, FLOAT64, Format, sum_dtype
 from gradclip._src.core.layouts import Layout, Scope, Several
 from gradclip._src.core.memory import Region
@@ -89,7 +90,7 @@ class Torch(Examples):
     def scalar(self, value: float | torch.Tensor, near: Sequence[torch.Tensor]) -> torch.Tensor:
         if isinstance(value, torch.Tensor):
             if not value.is_floating_point():
-                return sent(self.not_above_integer(value), self.device)
+                return sent(not_above_integer(self, value), self.device)
             value = not_above(value) if self.wide is FLOAT32 and value.dtype is torch.float64 else value
             return sent(value, self.device).to(self.wide_dtype)
         if isinstance(value, np.ndarray):
