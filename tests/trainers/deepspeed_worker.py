@@ -1,26 +1,22 @@
-"""Short trainings by DeepSpeed, in one or several processes, for test_deepspeed.py. Each process writes a file of JSON.
+"""Short trainings by DeepSpeed, in one or several processes, for test_deepspeed.py. Each writes a file of JSON."""
 
-`python deepspeed_worker.py FOLDER RANK RANKS NAME...` runs the functions with these names.
-"""
-
-import json
 import os
-import sys
 from functools import partial
-from pathlib import Path
 
 import torch
 
-FOLDER, RANK, RANKS, *NAMES = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]
-os.environ |= {"RANK": str(RANK), "WORLD_SIZE": str(RANKS), "LOCAL_RANK": str(RANK), "DS_ACCELERATOR": "cpu"}
+import worker
+from worker import FOLDER, RANK, RANKS
 
-import deepspeed  # noqa: E402
-from deepspeed.accelerator import get_accelerator  # noqa: E402
-from deepspeed.utils import safe_get_full_fp32_param  # noqa: E402
+os.environ["DS_ACCELERATOR"] = "cpu"
 
-import gradclip  # noqa: E402
-from gradclip import clip_at_step  # noqa: E402
-from plain_calls import outcomes, said  # noqa: E402
+import deepspeed
+from deepspeed.accelerator import get_accelerator
+from deepspeed.utils import safe_get_full_fp32_param
+
+import gradclip
+from gradclip import clip_at_step
+from plain_calls import outcomes, said
 
 # DeepSpeed allows float16 where oneDNN computes in it, which few processors do. PyTorch's own kernels do on all.
 get_accelerator().is_fp16_supported = lambda: True
@@ -245,16 +241,5 @@ def failing():
         return f"{type(error).__name__}: {error}"
 
 
-def main():
-    # A file, unlike a port, cannot be taken by another process.
-    together = {"init_method": f"file://{FOLDER}/store", "rank": RANK, "world_size": RANKS}
-    deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False, **together)
-    found = {name: globals()[name]() for name in NAMES}
-    (FOLDER / f"{RANK}.json").write_text(json.dumps(found), encoding="utf-8")
-    torch.distributed.barrier()
-    sys.stdout.flush()
-    os._exit(0)  # threads of torch and DeepSpeed that still run sometimes abort an ordinary exit
-
-
 if __name__ == "__main__":
-    main()
+    worker.run(globals(), partial(deepspeed.init_distributed, auto_mpi_discovery=False, verbose=False))

@@ -1,22 +1,16 @@
-"""Short trainings by Megatron-Core, in one or several processes, for test_megatron.py. Each writes a file of JSON.
+"""Short trainings by Megatron-Core, in one or several processes, for test_megatron.py. Each writes a file of JSON."""
 
-`python megatron_worker.py FOLDER RANK RANKS NAME...` runs the functions with these names.
-"""
-
-import json
 import math
-import os
-import sys
 from functools import lru_cache, partial
 from itertools import product
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 import megatron_on_cpu
+import worker
+from worker import FOLDER, RANK, RANKS
 
-FOLDER, RANK, RANKS, *NAMES = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]
 megatron_on_cpu.stand_in()
 
 from megatron.core import parallel_state  # noqa: E402
@@ -275,15 +269,5 @@ def failing():
     return said(lambda: training.step(4.0))
 
 
-def main():
-    # A file, unlike a port, cannot be taken by another process.
-    dist.init_process_group("gloo", init_method=f"file://{FOLDER}/store", rank=RANK, world_size=RANKS)
-    found = {name: globals()[name]() for name in NAMES}
-    (FOLDER / f"{RANK}.json").write_text(json.dumps(found), encoding="utf-8")
-    dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)
-
-
 if __name__ == "__main__":
-    main()
+    worker.run(globals())

@@ -1,12 +1,6 @@
-"""Trainers in several processes, for test_spikes_of_processes.py: each writes a file of JSON.
+"""Trainers in several processes, for test_spikes_of_processes.py: each writes a file of JSON."""
 
-`python spikes_worker.py FOLDER RANK RANKS NAME...` runs the functions with these names.
-"""
-
-import json
 import os
-import sys
-from pathlib import Path
 
 import torch
 from lightning.pytorch.loggers import Logger
@@ -14,11 +8,12 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+import worker
 from gradclip.integrations._torch_steps import StepNotes
 from test_spikes import Module, Seen, X, Y, contexts, every, fitted, trained
+from worker import FOLDER, RANKS
 
-FOLDER, RANK, RANKS, *NAMES = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]
-PLACE = {"RANK": RANK, "LOCAL_RANK": RANK, "WORLD_SIZE": RANKS, "LOCAL_WORLD_SIZE": RANKS, "MASTER_ADDR": "127.0.0.1"}
+os.environ["MASTER_ADDR"] = "127.0.0.1"
 
 
 class Written(Logger):
@@ -89,7 +84,4 @@ def in_the_trainer():
 
 
 if __name__ == "__main__":
-    os.environ.update({name: str(value) for name, value in PLACE.items()})
-    torch.distributed.init_process_group("gloo", f"file://{FOLDER}/store", rank=RANK, world_size=RANKS)
-    found = {name: globals()[name]() for name in NAMES}
-    (FOLDER / f"{RANK}.json").write_text(json.dumps(found), encoding="utf-8")
+    worker.run(globals())
