@@ -23,6 +23,7 @@ from timing import medians
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 import gradclip
+import gradclip.integrations.torch
 
 CASES = {"not clipped": 1e12, "clipped": 1.0}
 EACH = 64
@@ -60,6 +61,23 @@ def in_place(grads, max_norm):
         "gradclip.clip_grad_norm_": (lambda: gradclip.clip_grad_norm_(ours, max_norm), again(ours)),
         "torch.nn.utils.clip_grad_norm_": (lambda: clip_grad_norm_(theirs, max_norm), again(theirs)),
     }
+
+
+def beside_torch(name, *given):
+    """Compare a function that clips in place, by a norm that is given or by value, with torch's of the same name."""
+    ours, theirs = (getattr(library, name) for library in (gradclip.integrations.torch, torch.nn.utils))
+
+    def contenders(grads, bound):
+        made = {f"gradclip.{name}": (ours, parameters(grads)), f"torch.nn.utils.{name}": (theirs, parameters(grads))}
+        return {
+            key: (
+                lambda call=call, held=held: call(held, bound, *given),
+                lambda held=held: torch._foreach_copy_([p.grad for p in held], grads),
+            )
+            for key, (call, held) in made.items()
+        }
+
+    return contenders
 
 
 def functional(grads, max_norm):
@@ -169,6 +187,8 @@ def workloads(most):
     for count in (1, 10):
         yield "functional", (count, 1_000_000), functional
     yield "in place, NumPy", (1_000, EACH), numpy_in_place
+    yield "known norm", (150, EACH), beside_torch("clip_grads_with_norm_", torch.tensor(100.0))
+    yield "by value", (150, EACH), beside_torch("clip_grad_value_")
     for name, contenders in (
         ("norms by layer", norms_by_layer),
         ("by layer", by_layer),

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import gradclip
-from gradclip.integrations.torch import clip_in_backward
+from gradclip.integrations.torch import clip_grads_with_norm_, clip_in_backward
 
 SOURCES = str(Path(gradclip.__file__).parent)
 
@@ -64,7 +64,7 @@ def unusual():
     weights, examples = torch.ones(3), torch.ones(5, 3)
     max_norm, monitor, mask = gradclip.AdaptiveThreshold(), gradclip.Monitor(), [True] * 4 + [False]
     arrays, traced = {"w": np.ones(3), "b": np.ones(2)}, {"w": jnp.ones(3), "b": jnp.ones(2)}
-    scalar, bound = torch.tensor(1.0), np.array(1.0)
+    scalar, bound, named = torch.tensor(1.0), np.array(1.0), [(f"layer{i}", one) for i, one in enumerate(many)]
 
     def trace():
         # A new function each time, so that JAX keeps nothing.
@@ -79,6 +79,10 @@ def unusual():
         "clip_grad_norm_, PyTorch, AdaptiveThreshold": lambda: gradclip.clip_grad_norm_(
             many, max_norm, monitor=monitor
         ),
+        "clip_grad_norm_, PyTorch, names": lambda: gradclip.clip_grad_norm_(named, 1.0),
+        "clip_grad_norm_, PyTorch, parameter group": lambda: gradclip.clip_grad_norm_([{"params": many}], 1.0),
+        "clip_grads_with_norm_, PyTorch": lambda: clip_grads_with_norm_(many, 1.0, scalar),
+        "clip_grad_value_, PyTorch": lambda: gradclip.clip_grad_value_(many, 1.0),
         "clip_grad_layer_norm_, PyTorch": lambda: gradclip.clip_grad_layer_norm_(many, 1.0),
         "clip_grad_layer_norm_, PyTorch, frozen layer": lambda: gradclip.clip_grad_layer_norm_(frozen, 1.0),
         "clip_by_global_norm, NumPy, array threshold": lambda: gradclip.clip_by_global_norm(arrays, bound),

@@ -1,6 +1,7 @@
 """The same gradients passed in other ways, beside a plain list of tensors, which comes first.
 
-With a layer without a gradient, one gradient in bfloat16, a dict of names, a tensor as the threshold, NumPy arrays.
+With a layer without a gradient, one gradient in bfloat16, names, a parameter group, a tensor as the threshold, NumPy
+arrays.
 """
 
 from functools import partial
@@ -40,11 +41,11 @@ def prepared(call, held, grads):
     return call, again
 
 
-def in_tensors(call, grads, *, frozen=0, narrow=False, named=False):
+def in_tensors(call, grads, *, frozen=0, narrow=False, spelled=list):
     """Return `call` on parameters in one of the ways to pass them, and what prepares it."""
     grads = with_one_narrow(grads) if narrow else grads
     made = parameters(grads, frozen)
-    passed = by_name(made) if named else made
+    passed = spelled(made)
     held = [one.grad for one in made[frozen:]]
     return lambda: call(passed), lambda: torch._foreach_copy_(held, grads)
 
@@ -67,7 +68,9 @@ def in_place(function, **options):
             f"gradclip.{function.__name__}": to(call),
             "a layer without a gradient": to(call, frozen=1),
             "one gradient in bfloat16": to(call, narrow=True),
-            "a dict of names": to(call, named=True),
+            "a dict of names": to(call, spelled=by_name),
+            "pairs with names": to(call, spelled=lambda made: list(by_name(made).items())),
+            "a parameter group": to(call, spelled=lambda made: [{"params": made}]),
             "a tensor as the threshold": to(lambda passed: function(passed, scalar, **options)),
             "a tree of NumPy arrays": prepared(lambda: function(copies, max_norm, **weights), copies, arrays),
         }

@@ -11,13 +11,14 @@ from gradclip._src.functional import driver as functional
 
 def without(module, doors, function, *args, **kwargs):
     """Return what a function returns when the doors of a module find no ordinary call."""
-    with mock.patch.multiple(module, **dict.fromkeys(doors, lambda *_: None)):
+    with mock.patch.multiple(module, **dict.fromkeys(doors, lambda *_, **__: None)):
         return function(*args, **kwargs)
 
 
 def in_full(function, *args, **kwargs):
     """Yield what a function returns when one look settles no norm, and when no arrays are taken as ordinary either."""
-    yield without(look.Look, ("norm", "clip_", "clipped", "settled"), function, *args, **kwargs)
+    doors = ("norm", "clip_", "clip_by_known_", "clamp_", "clipped", "settled")
+    yield without(look.Look, doors, function, *args, **kwargs)
     with mock.patch.object(functional, "read", return_value=None):
         yield without(look, ["gradients"], function, *args, **kwargs)
 

@@ -18,7 +18,7 @@ from gradclip._src.backends.host.laid import Settled, kind_of, laid, laid_plainl
 from gradclip._src.backends.registry import framework_of
 from gradclip._src.backends.sums import kernels_norm_error
 from gradclip._src.core.arrays import Arrays
-from gradclip._src.core.coefficient import KEPT, of_number
+from gradclip._src.core.coefficient import ERROR_OF_KNOWN, KEPT, of_number
 from gradclip._src.core.decision import left_norms
 from gradclip._src.core.layouts import Rows, Several
 from gradclip._src.core.norms import Norm, Order
@@ -27,6 +27,7 @@ from gradclip._src.core.units import thresholds_of_vector
 from gradclip._src.core.values import shape_of
 from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.passed.arguments import check_threshold, of_each
+from gradclip._src.passed.parameters import without_names
 
 if TYPE_CHECKING:
     from gradclip._src.backends.framework import Framework
@@ -75,6 +76,25 @@ class Look(NamedTuple):
             written.scale(written, factors[0], factors[1], self.backend.threads())
             self.backend.wrote(self.leaves)
         return self.backend.number(found[0], found[2])
+
+    def clip_by_known_(self, norm: float, max_norm: float) -> bool:
+        """Scale the arrays in place as their norm, which is known up to rounding to float32, asks for."""
+        factors = of_number(norm, ERROR_OF_KNOWN, max_norm, as_it_is=True)
+        if factors is None or kind_of(tuple(self.kernels.dtypes)).any_complex:
+            return False
+        if factors is not KEPT:
+            written = self.once or self.kernels
+            written.scale(written, *factors, self.backend.threads())
+            self.backend.wrote(self.leaves)
+        return True
+
+    def clamp_(self, bound: float) -> bool:
+        """Clamp the elements in place. Complex ones have no order."""
+        if kind_of(tuple(self.kernels.dtypes)).any_complex:
+            return False
+        (self.once or self.kernels).clamp(bound, self.backend.threads())
+        self.backend.wrote(self.leaves)
+        return True
 
     def clip_several_(self, layout: Several, max_norms: np.ndarray, order: Order) -> np.ndarray | None:
         """Clip the arrays in place by the norms of a layout; return these. One threshold, or one for each norm."""
@@ -200,8 +220,8 @@ def read_on_device(leaves: Sequence[Any]) -> OnDevice | None:
     return framework.on_device(leaves) if framework else None
 
 
-def gradients(parameters: object) -> Look | OnDevice | None:
-    """Return the gradients of parameters, or a tree of arrays that are gradients.
+def gradients(parameters: object, *, on_host: bool = False) -> Look | OnDevice | None:
+    """Return the gradients of parameters, or a tree of arrays that are gradients; with `on_host` only those there.
 
     Return None if they are not ordinary, if some share memory, or if there may be other processes.
     """
@@ -210,7 +230,7 @@ def gradients(parameters: object) -> Look | OnDevice | None:
         return None
     backend = framework.on_fast_path(leaves)
     if backend is None:
-        return _apart(framework, leaves)
+        return None if on_host else _apart(framework, leaves)
     found = _described(backend, leaves)
     return found if found is None or not found.kernels.overlap() else _of_several_owners(found, parameters)
 
@@ -226,7 +246,7 @@ def clip_alone_(parameter: object, max_norm: float, order: Order) -> Any:
 
 def _of_several_owners(found: Look, parameters: object) -> Look | None:
     """Return gradients of which some are one object, each of another parameter; None if others share memory."""
-    owners = parameters.values() if isinstance(parameters, dict) else parameters
+    owners = parameters.values() if isinstance(parameters, dict) else without_names(parameters)
     if not isinstance(owners, Iterable) or isinstance(found.leaves[0], np.ndarray):
         return None  # an array that a tree has twice counts once
     if len(set(map(id, listed := list(owners)))) < len(listed):
@@ -240,12 +260,15 @@ def _held(parameters: object) -> tuple["Framework | None", Sequence[Any]]:
     """Return the gradients of parameters with their framework; None in its place if they are not ordinary."""
     listed, in_tree = [parameters], False
     if isinstance(parameters, list | tuple):
-        listed = list(parameters)
-        in_tree = type(parameters) in (list, tuple) and set(map(type, listed)) == {np.ndarray}
+        kinds = set(map(type, parameters))
+        listed = list(without_names(parameters) if kinds in ({tuple}, {dict}) else parameters)
+        in_tree = type(parameters) in (list, tuple) and kinds == {np.ndarray}
     elif type(parameters) is dict:
-        listed = optree.tree_leaves(parameters)
-        in_tree = set(map(type, listed)) == {np.ndarray}
-        listed = listed if in_tree else list(parameters.values())
+        listed = list(parameters.values())
+        if listed and not hasattr(listed[0], "grad"):
+            leaves = optree.tree_leaves(parameters)
+            in_tree = set(map(type, leaves)) == {np.ndarray}
+            listed = leaves if in_tree else listed
     framework = framework_of(listed[0]) if listed else None
     if framework is None or among_several() or (not in_tree and isinstance(listed[0], np.ndarray)):
         return None, ()
@@ -257,6 +280,12 @@ def _apart(framework: "Framework", leaves: Sequence[Any]) -> OnDevice | None:
     """Return leaves for kernels on their device; None if some share memory, or one, which may be empty, is repeated."""
     given = framework.on_device(leaves)
     return given if given is not None and given.apart() and len(set(map(id, leaves))) == len(leaves) else None
+
+
+def to_write(parameters: object) -> Look | None:
+    """Return the same if they are in host memory and can be written in place; else None."""
+    found = gradients(parameters, on_host=True)
+    return found if isinstance(found, Look) and found.kernels.writable else None
 
 
 def to_clip(parameters: object, max_norm: object) -> tuple[Look | OnDevice, Any] | None:

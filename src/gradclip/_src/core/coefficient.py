@@ -90,20 +90,25 @@ def coefficient(
 
 
 KEPT = ((1.0, 1.0), (1.0, 1.0))
+ERROR_OF_KNOWN = 2.0**-23
+"""The relative error of a norm that the caller gives, which is right up to rounding to float32."""
 
 
-def of_number(norm: float, error: float, max_norm: float) -> tuple[tuple[float, float], tuple[float, float]] | None:
+def of_number(
+    norm: float, error: float, max_norm: float, *, as_it_is: bool = False
+) -> tuple[tuple[float, float], tuple[float, float]] | None:
     """Return the factors, wide and narrow, that `coefficient` finds for one ordinary norm; `KEPT` if elements stay.
 
     Return None if the error bound does not decide which is larger, or if a factor is below the normal range of float32.
+    A norm may be compared `as_it_is`.
     """
     upper = norm * (1.0 / (1.0 - error))
-    if upper <= max_norm:
+    if (norm if as_it_is else upper) <= max_norm:
         return KEPT
     wide = max_norm / upper * LOWERED if upper else 0.0
     narrow = wide * NARROW_LOWERED
     # A negative or NaN threshold fails this comparison.
-    if not narrow >= _NARROW_SECOND or norm * (1.0 - 2.0 * error) <= max_norm:
+    if not narrow >= _NARROW_SECOND or (norm * (1.0 - 2.0 * error) <= max_norm and not as_it_is):
         return None
     return (wide, 1.0), (narrow, 1.0)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from gradclip._src.core import one_factor
 from gradclip._src.core.arrays import Arrays
-from gradclip._src.core.coefficient import coefficient, needs_split, open_between, undecided
+from gradclip._src.core.coefficient import ERROR_OF_KNOWN, coefficient, needs_split, open_between, undecided
 from gradclip._src.core.formats import FLOAT64, format_of
 from gradclip._src.core.holders import ALONE, Holders
 from gradclip._src.core.layouts import TREE, Groups, Layout, Scope, Several
@@ -118,7 +118,7 @@ def from_norm(backend: Backend, total_norm: float | Array, max_norm: float | Arr
     If the norm is NaN, or negative and its value cannot be read, everything becomes NaN.
     """
     value = backend.scalar(total_norm, arrays)
-    norm = Norm(backend.xp.where(value < 0, math.nan, value), None, 2.0**-23, 0.0)
+    norm = Norm(backend.xp.where(value < 0, math.nan, value), None, ERROR_OF_KNOWN, 0.0)
     elements = backend.multi_tensor(arrays)
     if elements is not None:
         # The order of the norm is unknown. Among orders >= 1, products below the normal range add the most at 1.

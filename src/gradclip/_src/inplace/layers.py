@@ -39,7 +39,14 @@ from gradclip._src.inplace.watched import ClipsWatched, clip_watched
 from gradclip._src.monitor.monitor import Monitor
 from gradclip._src.passed.arguments import check_monitor, check_thresholds, in_place, is_single_threshold
 from gradclip._src.passed.leaves import choice_of, layers_of, names_in, split_by
-from gradclip._src.passed.parameters import ParameterList, as_tuple, have_thresholds, repeatable, reusable
+from gradclip._src.passed.parameters import (
+    ParameterList,
+    as_tuple,
+    have_thresholds,
+    repeatable,
+    reusable,
+    without_names,
+)
 from gradclip._src.public import public
 from gradclip._src.thresholds.history import identity
 from gradclip._src.thresholds.holder import AdaptiveThreshold
@@ -312,7 +319,10 @@ def _listed(parameters: Any) -> Sequence[Any]:
     """Return the parameters as a list."""
     if isinstance(parameters, Mapping):
         return list(parameters.values())
-    return parameters if isinstance(parameters, list | tuple) else [parameters]
+    if not isinstance(parameters, list | tuple):
+        return [parameters]
+    listed: Sequence[Any] = without_names(parameters) if type(parameters[0]) in (tuple, dict) else parameters
+    return listed
 
 
 def _thresholds(parameters: Parameters, max_norm: Thresholds, given: Given) -> Any:

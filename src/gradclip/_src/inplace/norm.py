@@ -80,7 +80,13 @@ def clip_grads_with_norm_(
 
     """
     max_norm, total_norm = whole_scalar(max_norm), whole_scalar(total_norm)
-    params = chosen(ParameterList.of(parameters), choice_of(where, integers), alone=True)
+    parameters, choice = reusable(parameters), choice_of(where, integers)
+    params = None if where is None else chosen(ParameterList.of(parameters), choice, alone=True)
+    limits = look.known_thresholds([total_norm, max_norm])
+    given = None if limits is None else _to_write(parameters, params)
+    if limits is not None and given is not None and given.clip_by_known_(*limits):
+        return
+    params = params or chosen(ParameterList.of(parameters), choice, alone=True)
     taken = entered(params, ONE_PROCESS, max_norm, total_norm, to_write=True)
     _, backend, arrays = taken
     threshold, norm = check_threshold(max_norm, backend=backend), check_norm(total_norm, backend=backend)
@@ -122,7 +128,13 @@ def clip_grad_value_(
     [-1.0, 0.5]
 
     """
-    params = chosen(ParameterList.of(parameters), choice_of(where, integers), alone=True)
+    parameters, choice = reusable(parameters), choice_of(where, integers)
+    params = None if where is None else chosen(ParameterList.of(parameters), choice, alone=True)
+    known = look.known_threshold(clip_value)
+    given = None if known is None else _to_write(parameters, params)
+    if known is not None and given is not None and given.clamp_(known):
+        return
+    params = params or chosen(ParameterList.of(parameters), choice, alone=True)
     if isinstance(clip_value, Mapping):
         clamp_by_parts(params, clip_value)
         return
@@ -328,6 +340,20 @@ def chosen_parameters(
         return chosen(params, choice, alone=not (as_tuple(process_group) or as_tuple(mesh)))
 
 
+def _to_write(parameters: Parameters, params: ParameterList | None) -> look.Look | None:
+    """Return gradients in host memory if one look may take them to be written. `params` are those that are chosen."""
+    if params is None:
+        return look.to_write(parameters)
+    apart = not params.left or _lies_apart(params)
+    return look.to_write(params.flat) if params.flat is not None and apart else None
+
+
+def _lies_apart(params: ParameterList) -> bool:
+    """Say whether the gradients that do not count are known to share no memory with those that do."""
+    found = look.gradients([*params.parameters, *params.left.values()])
+    return found is not None and (not isinstance(found, look.Look) or found.once is None)
+
+
 class _Call(NamedTuple):
     """The arguments of a call that clips by the global norm, without the threshold."""
 
@@ -379,9 +405,8 @@ class _Call(NamedTuple):
         """Return what one look may take: the parameters that count; None if other things count as well."""
         if params.flat is None and self.choice.where is None:
             return self.parameters
-        # The gradients that are left may share memory with the others.
-        several = self.choice.where is not None and (params.left or several_norms(params.groups, max_norm))
-        return None if several else params.flat
+        several = self.choice.where is not None and several_norms(params.groups, max_norm)
+        return None if several or (params.left and not _lies_apart(params)) else params.flat
 
     def _at_once(
         self,

@@ -77,7 +77,7 @@ def record_norms(
     """Record the norms of the parts of a step, each with one threshold, or one for each of its units."""
     xp, flat = _flat(backend, norms)
     if each is not None:
-        each.put(xp.stack([of_all(xp, one, clipping.order) for one in flat]), names())
+        each.put(xp.stack([one[0] if len(one) == 1 else of_all(xp, one, clipping.order) for one in flat]), names())
     monitor._watched(each)
     monitor.record(*_largest(backend, xp, flat, thresholds), nonfinite=clipping.nonfinite.name)
 
@@ -106,7 +106,8 @@ def _of_parts(thresholds: Each | Following, backend: Backend, layout: Several, o
 def _flat(backend: Backend, norms: Sequence[Any]) -> tuple[Any, list[Any]]:
     """Return the norms of each layer or its units as a vector, a zero where there is none, and their namespace."""
     if backend.concrete:
-        return np, [np.append(np.asarray(one).reshape(-1), [] if np.size(one) else [0.0]) for one in norms]
+        vectors = [np.asarray(one, np.float64).reshape(-1) for one in norms]
+        return np, [vector if len(vector) else np.zeros(1) for vector in vectors]
     xp = backend.xp
     return xp, [xp.reshape(one, (-1,)) if math.prod(one.shape) else xp.zeros((1,)) for one in norms]
 
@@ -123,7 +124,7 @@ def _largest(backend: Backend, xp: Any, norms: Sequence[Any], thresholds: Sequen
     """Return the norm that is the largest multiple of its threshold, and that threshold. NaN is larger than all."""
     if any(np.shape(one) for one in thresholds):
         return _largest_unit(backend, norms, thresholds)
-    each = xp.stack([xp.max(one) for one in norms])
+    each = xp.stack([one[0] if len(one) == 1 else xp.max(one) for one in norms])
     first = thresholds[0]
     known = all(isinstance(one, float) for one in thresholds)
     if len(set(thresholds)) == 1 if known else all(one is first for one in thresholds):

@@ -327,6 +327,24 @@ def reusable(parameters: Any) -> Any:
     return (list(parameters) or parameters) if isinstance(parameters, Iterator) else parameters
 
 
+def without_names(parameters: Any) -> Any:
+    """Return the parameters of pairs, or of groups that say nothing of clipping, as a list; others as they are."""
+    kinds = set(map(type, parameters)) if isinstance(parameters, list | tuple) else ()
+    if kinds == {tuple} and all(len(one) == 2 and type(one[0]) is str for one in parameters):
+        listed = [one for _, one in parameters]
+    elif kinds == {dict} and all(map(_says_nothing, parameters)):
+        listed = list(chain.from_iterable(group["params"] for group in parameters))
+    else:
+        return parameters
+    return listed if listed and hasattr(listed[0], "grad") else parameters
+
+
+def _says_nothing(group: dict[Any, Any]) -> bool:
+    """Return whether a group is a list of parameters, and no key tells how to clip them."""
+    told = (key in _READ or _sets_clipping(key) for key in group if key not in ("params", "param_names"))
+    return type(group.get("params")) is list and not any(told)
+
+
 def repeatable(parameters: Parameters) -> Parameters:
     """Return the same, with the iterators of parameter groups as lists too."""
     parameters = reusable(parameters)

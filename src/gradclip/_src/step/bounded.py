@@ -64,17 +64,25 @@ def shorten(
 def _shorten_on_host(after: torch.Tensor, before: torch.Tensor, rate: float, max_rms: float) -> float:
     """Bound one update, in pieces."""
     pieces = list(zip(_slices(after, _IN_CACHE), _slices(before, _IN_CACHE), strict=True))
-    norm = math.hypot(*(_norm(_wide(new) - _wide(old)) for new, old in pieces))
+    most, dtype = max(new.numel() for new, _ in pieces), _wide(pieces[0][0][:0]).dtype
+    room = torch.empty(most, dtype=dtype, device="cpu")  # one for all: to get new memory takes longer than to write it
+    norm = math.hypot(*(_norm(_change(new, old, room)) for new, old in pieces))
     if math.isinf(norm):  # that of finite numbers may be, too
         return float(_shorten_without_waiting([(after, before)], rate, max_rms))
     root = math.sqrt(after.numel())
     limit = rate * (max_rms * root * _LOWERED) if max_rms < math.inf else math.inf
     if math.isfinite(norm) and not norm < limit * _SURELY:
         for new, old in pieces:
-            update = SimpleNamespace(grad=_wide(new) - _wide(old))
-            clip_grads_with_norm_([update], limit, norm * _NORM_IS_AT_MOST)
-            new.copy_(_sum_toward(old, update.grad))
+            update, known = _change(new, old, room), norm * _NORM_IS_AT_MOST
+            seen = look.read([update])
+            if not (seen and seen.clip_by_known_(known, limit)):
+                clip_grads_with_norm_([SimpleNamespace(grad=update)], limit, known)
+            _store_sum_toward(old, update, new)
     return math.inf if norm and not rate else norm / root / (rate or 1.0)
+
+
+def _change(new: torch.Tensor, old: torch.Tensor, room: torch.Tensor) -> torch.Tensor:
+    return torch.sub(_wide(new), _wide(old), out=room[: new.numel()].view(new.shape))
 
 
 def _norm(update: torch.Tensor) -> float:
@@ -131,7 +139,9 @@ def _rewrite(after: Sequence[torch.Tensor], before: Sequence[torch.Tensor], upda
     """Write the sums of `before` and `updates` into `after`, where the updates were shortened."""
     new, old, update = (torch.cat([one.reshape(-1) for one in each]) for each in (after, before, updates))
     shortened = update.abs() < (_wide(new) - _wide(old)).abs()
-    stored = torch.where(shortened, _sum_toward(old, update), new).split([one.numel() for one in after])
+    stored = torch.where(shortened, _store_sum_toward(old, update, torch.empty_like(new)), new).split(
+        [one.numel() for one in after]
+    )
     torch._foreach_copy_(after, [part.view(one.shape) for part, one in zip(stored, after, strict=True)])
 
 
@@ -143,10 +153,10 @@ def _slices(local: torch.Tensor, at_once: int) -> Sequence[torch.Tensor]:
     return local.split(rows)
 
 
-def _sum_toward(before: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
-    """Return the sum in the dtype of `before`, rounded toward it."""
+def _store_sum_toward(before: torch.Tensor, update: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
+    """Write the sum, rounded toward `before`, and return it. Overwrites `update`."""
     start = _wide(before)
-    stored = (start + update).to(before.dtype)
-    beyond = (_wide(stored) - start).abs_().ge_(update.abs())  # 0 or 1
-    nearer = torch.nextafter(stored, before)
-    return stored + (nearer - stored) * beyond  # exact, and faster than torch.where
+    torch.add(start, update, out=into)
+    beyond = torch.sub(_wide(into), start).abs_().ge_(update.abs_())  # 0 or 1
+    nearer = torch.nextafter(into, before)
+    return into.addcmul_(nearer.sub_(into), beyond.to(into.dtype))  # exact, and faster than torch.where
