@@ -11,9 +11,10 @@ from gradclip._src.step.bounded import shorten
 from on_a_device import Count
 
 
-@pytest.fixture(autouse=True, params=[2**20, 2], ids=["whole", "pieces"])
+@pytest.fixture(autouse=True, params=[(2**20, 0), (2, 0), (2**20, 2**13)], ids=["whole", "pieces", "together"])
 def in_cache(request, monkeypatch):
-    monkeypatch.setattr(bounded, "_IN_CACHE", request.param)
+    monkeypatch.setattr(bounded, "_IN_CACHE", request.param[0])
+    monkeypatch.setattr(bounded, "_SMALL", request.param[1])
 
 
 def exact(values):
@@ -58,14 +59,25 @@ def test_an_update_within_the_bound_stays_bit_by_bit_and_one_beyond_keeps_its_di
     assert largest.item() == pytest.approx(5.0 / 2.0**0.5 / 0.5)
 
 
-@pytest.mark.parametrize("tiny", [0.0, 1e-200, 1e-40])
-def test_what_pieces_do_not_tell_is_decided_as_a_whole(tiny):
+@pytest.mark.parametrize("beside", [0, 1], ids=["alone", "beside"])
+@pytest.mark.parametrize("tiny", [0.0, 1e-200, 3e-162, 1e-40])
+def test_what_pieces_do_not_tell_is_decided_as_a_whole(tiny, beside):
     """Squares that are 0 in float64 hide nothing, and a piece without changes is no obstacle."""
     before = torch.zeros(8, dtype=torch.float64)
     after = before + torch.tensor([tiny, tiny, 0.0, 0.0, tiny, 0.0, 0.0, 0.0], dtype=torch.float64)
-    assert shorten([after], [before], 1.0, 1.0).item() == pytest.approx(tiny * (3 / 8) ** 0.5, abs=1e-45)
-    shorten([after], [before], tiny / 8.0, 1.0)
+    another = [torch.tensor([0.5], dtype=torch.float64)] * beside
+    both = [after, *another], [before, *(0.0 * one for one in another)]
+    assert shorten(*both, 1.0, 1.0).item() == pytest.approx(0.5 if beside else tiny * (3 / 8) ** 0.5, abs=1e-45)
+    shorten(*both, tiny / 8.0, 1.0)
     assert squared_distance(after, before) <= 8 * (Fraction(tiny) / 8) ** 2
+
+
+def test_squares_that_are_rounded_much_are_not_believed():
+    """The square of 2.6e-162 is rounded to that of 2.2e-162."""
+    after = [torch.full((8,), 2.6e-162, dtype=torch.float64), torch.ones(1, dtype=torch.float64)]
+    before = [torch.zeros_like(one) for one in after]
+    shorten(after, before, 2.4e-162, 1.0)
+    assert squared_distance(after[0], before[0]) <= 8 * Fraction(2.4e-162) ** 2
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

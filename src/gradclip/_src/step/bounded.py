@@ -29,11 +29,16 @@ from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.inplace.layers import clip_grad_layer_norm_
 from gradclip._src.inplace.norm import clip_grads_with_norm_
 
+_Pair = tuple[torch.Tensor, torch.Tensor]  # after and before
 _Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # after, before and update
 _AT_ONCE = 2**24
 """Elements that are rewritten together on an accelerator: the rewriting makes several arrays of this size."""
 _IN_CACHE = 2**17
 """The same on the host, where arrays that stay in the processor's cache take far less time."""
+_SMALL = 2**13
+"""Elements of parameters that are measured together there."""
+_ENOUGH = 2.0**-900
+"""No square is lost that counts in a sum above this. None of float32 is lost."""
 _LOWERED = 1.0 - 4.0 * torch.finfo(torch.float32).eps  # eps is 2u
 _SURELY = 1.0 - 9e-6
 """A norm below this share of the threshold is sure to be kept. So is one below 0.99999 of the bound."""
@@ -48,29 +53,53 @@ def shorten(
 
     `rate` is a tensor if it is on an accelerator, which is not waited for. An update that is not finite stays.
     """
-    found: list[torch.Tensor] = []
-    others: list[tuple[torch.Tensor, torch.Tensor]] = []
+    here: list[_Pair] = []
+    others: list[_Pair] = []
     for new, old in zip(parameters, before, strict=True):
-        if isinstance(rate, torch.Tensor) or new.device.type != "cpu" or isinstance(new, DTensor):
-            others.append((new, old))
-        else:
-            found.append(torch.tensor(_shorten_on_host(new, old, rate, max_rms), dtype=torch.float32, device="cpu"))
+        elsewhere = isinstance(rate, torch.Tensor) or new.device.type != "cpu" or isinstance(new, DTensor)
+        (others if elsewhere else here).append((new, old))
+    found: list[torch.Tensor] = []
+    if here:
+        each = _shorten_on_host(here, float(rate), max_rms)
+        found.append(torch.tensor(each, dtype=torch.float32, device="cpu").max())
     if others:
         found.append(_shorten_without_waiting(others, rate, max_rms))
     return torch.stack([one.to(found[-1].device) for one in found]).max()
 
 
 @with_subnormals
-def _shorten_on_host(after: torch.Tensor, before: torch.Tensor, rate: float, max_rms: float) -> float:
-    """Bound one update, in pieces."""
+def _shorten_on_host(pairs: Sequence[_Pair], rate: float, max_rms: float) -> list[float]:
+    """Bound updates, and return what `shorten` returns of each."""
+    room: list[torch.Tensor] = []
+    found: list[float] = []
+    for (new, old), known in zip(pairs, _norms_of_small(pairs), strict=True):
+        root = math.sqrt(new.numel())
+        limit = rate * (max_rms * root * _LOWERED) if max_rms < math.inf else math.inf
+        norm = known if known < limit * _SURELY else _shorten_one(new, old, limit, room)
+        if math.isinf(norm):  # that of finite numbers may be, too
+            found.append(float(_shorten_without_waiting([(new, old)], rate, max_rms)))
+        else:
+            found.append(math.inf if norm and not rate else norm / root / (rate or 1.0))
+    return found
+
+
+def _norms_of_small(pairs: Sequence[_Pair]) -> list[float]:
+    """Return the norms of small updates, measured together; NaN for others."""
+    found = [math.nan] * len(pairs)
+    small = [place for place, (new, _) in enumerate(pairs) if new.numel() <= _SMALL and not new.is_complex()]
+    changes = torch._foreach_sub(*([_wide(pairs[place][i]) for place in small] for i in (0, 1))) if small else []
+    seen = look.read(changes)
+    sums: list[float] = []
+    if seen and seen.measured(EUCLIDEAN, sums):
+        for place, total, change in zip(small, sums, changes, strict=True):
+            found[place] = math.sqrt(total) if total > _ENOUGH or change.dtype == torch.float32 else math.nan
+    return found
+
+
+def _shorten_one(after: torch.Tensor, before: torch.Tensor, limit: float, room: list[torch.Tensor]) -> float:
+    """Bound one update, in pieces, unless its norm is beyond the range; return the norm. `room` is used again."""
     pieces = list(zip(_slices(after, _IN_CACHE), _slices(before, _IN_CACHE), strict=True))
-    most, dtype = max(new.numel() for new, _ in pieces), _wide(pieces[0][0][:0]).dtype
-    room = torch.empty(most, dtype=dtype, device="cpu")  # one for all: to get new memory takes longer than to write it
     norm = math.hypot(*(_norm(_change(new, old, room)) for new, old in pieces))
-    if math.isinf(norm):  # that of finite numbers may be, too
-        return float(_shorten_without_waiting([(after, before)], rate, max_rms))
-    root = math.sqrt(after.numel())
-    limit = rate * (max_rms * root * _LOWERED) if max_rms < math.inf else math.inf
     if math.isfinite(norm) and not norm < limit * _SURELY:
         for new, old in pieces:
             update, known = _change(new, old, room), norm * _NORM_IS_AT_MOST
@@ -78,11 +107,14 @@ def _shorten_on_host(after: torch.Tensor, before: torch.Tensor, rate: float, max
             if not (seen and seen.clip_by_known_(known, limit)):
                 clip_grads_with_norm_([SimpleNamespace(grad=update)], limit, known)
             _store_sum_toward(old, update, new)
-    return math.inf if norm and not rate else norm / root / (rate or 1.0)
+    return norm
 
 
-def _change(new: torch.Tensor, old: torch.Tensor, room: torch.Tensor) -> torch.Tensor:
-    return torch.sub(_wide(new), _wide(old), out=room[: new.numel()].view(new.shape))
+def _change(new: torch.Tensor, old: torch.Tensor, room: list[torch.Tensor]) -> torch.Tensor:
+    wide = _wide(new)
+    if not room or len(room[0]) < wide.numel() or room[0].dtype != wide.dtype:
+        room[:] = [torch.empty(wide.numel(), dtype=wide.dtype, device="cpu")]  # slower to get than to write
+    return torch.sub(wide, _wide(old), out=room[0][: wide.numel()].view(wide.shape))
 
 
 def _norm(update: torch.Tensor) -> float:
@@ -94,9 +126,7 @@ def _norm(update: torch.Tensor) -> float:
     return largest * float(torch.linalg.vector_norm(update.double() / largest)) if largest else 0.0
 
 
-def _shorten_without_waiting(
-    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], rate: float | torch.Tensor, max_rms: float
-) -> torch.Tensor:
+def _shorten_without_waiting(pairs: Sequence[_Pair], rate: float | torch.Tensor, max_rms: float) -> torch.Tensor:
     """Bound the updates by operations alone, and return the largest RMS, as `shorten` does."""
     changes = torch._foreach_sub(*([_wide(one) for one in each] for each in zip(*pairs, strict=True)))
     updates = [SimpleNamespace(grad=change) for change in changes]
