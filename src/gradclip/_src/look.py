@@ -6,7 +6,7 @@ are decided to the bit as the pipeline would do it: one norm for all with plain 
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -27,7 +27,7 @@ from gradclip._src.core.units import thresholds_of_vector
 from gradclip._src.core.values import shape_of
 from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.passed.arguments import check_threshold, of_each
-from gradclip._src.passed.parameters import without_names
+from gradclip._src.passed.parameters import owners_of
 
 if TYPE_CHECKING:
     from gradclip._src.backends.framework import Framework
@@ -246,10 +246,9 @@ def clip_alone_(parameter: object, max_norm: float, order: Order) -> Any:
 
 def _of_several_owners(found: Look, parameters: object) -> Look | None:
     """Return gradients of which some are one object, each of another parameter; None if others share memory."""
-    owners = parameters.values() if isinstance(parameters, dict) else without_names(parameters)
-    if not isinstance(owners, Iterable) or isinstance(found.leaves[0], np.ndarray):
+    if isinstance(found.leaves[0], np.ndarray):
         return None  # an array that a tree has twice counts once
-    if len(set(map(id, listed := list(owners)))) < len(listed):
+    if len(set(map(id, listed := owners_of(parameters)))) < len(listed):
         return None
     each = list({id(leaf): leaf for leaf in found.leaves}.values())
     once = found.backend.known(each) if len(each) < len(found.leaves) else None
@@ -261,7 +260,7 @@ def _held(parameters: object) -> tuple["Framework | None", Sequence[Any]]:
     listed, in_tree = [parameters], False
     if isinstance(parameters, list | tuple):
         kinds = set(map(type, parameters))
-        listed = list(without_names(parameters) if kinds in ({tuple}, {dict}) else parameters)
+        listed = list(owners_of(parameters) if kinds in ({tuple}, {dict}) else parameters)
         in_tree = type(parameters) in (list, tuple) and kinds == {np.ndarray}
     elif type(parameters) is dict:
         listed = list(parameters.values())

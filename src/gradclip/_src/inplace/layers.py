@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, Unpack, overload
@@ -39,14 +39,7 @@ from gradclip._src.inplace.watched import ClipsWatched, clip_watched
 from gradclip._src.monitor.monitor import Monitor
 from gradclip._src.passed.arguments import check_monitor, check_thresholds, in_place, is_single_threshold
 from gradclip._src.passed.leaves import choice_of, layers_of, names_in, split_by
-from gradclip._src.passed.parameters import (
-    ParameterList,
-    as_tuple,
-    have_thresholds,
-    repeatable,
-    reusable,
-    without_names,
-)
+from gradclip._src.passed.parameters import ParameterList, as_tuple, have_thresholds, owners_of, repeatable, reusable
 from gradclip._src.public import public
 from gradclip._src.thresholds.history import identity
 from gradclip._src.thresholds.holder import AdaptiveThreshold
@@ -306,7 +299,7 @@ def following(
     clipping, eps = map(look.known_threshold, both)
     if clipping is None or eps is None or isinstance(layout, Groups) or not isinstance(given, look.Look):
         return None
-    listed = _listed(parameters)
+    listed = owners_of(parameters)
     beside = listed if weights is None else weights
     if not isinstance(beside, list | tuple) or len(beside) != len(listed) or _is_tree(given):
         return None
@@ -315,20 +308,10 @@ def following(
     return given.following(beside, layout, order, (clipping, eps))
 
 
-def _listed(parameters: Any) -> Sequence[Any]:
-    """Return the parameters as a list."""
-    if isinstance(parameters, Mapping):
-        return list(parameters.values())
-    if not isinstance(parameters, list | tuple):
-        return [parameters]
-    listed: Sequence[Any] = without_names(parameters) if type(parameters[0]) in (tuple, dict) else parameters
-    return listed
-
-
 def _thresholds(parameters: Parameters, max_norm: Thresholds, given: Given) -> Any:
     """Return one threshold for all gradients, or a list with one for each; None if they are not known."""
     if isinstance(max_norm, list | tuple):
-        listed = _listed(parameters)
+        listed = owners_of(parameters)
         known = look.known_thresholds(max_norm) if len(max_norm) == len(listed) and not _is_tree(given) else None
         if known is None or len(known) == len(given.leaves):
             return known
@@ -346,7 +329,7 @@ def _arranged(parameters: Parameters, norms: Sequence[Any], given: Given) -> Any
     """Return the norms in the structure of the parameters: None where there is no gradient."""
     if _is_tree(given):
         return optree.tree_unflatten(optree.tree_structure(parameters), norms)
-    listed = _listed(parameters)
+    listed = owners_of(parameters)
     if len(listed) == len(norms):
         return list(norms)
     found = iter(norms)

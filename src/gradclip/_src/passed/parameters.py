@@ -327,15 +327,15 @@ def reusable(parameters: Any) -> Any:
     return (list(parameters) or parameters) if isinstance(parameters, Iterator) else parameters
 
 
-def without_names(parameters: Any) -> Any:
-    """Return the parameters of pairs, or of groups that say nothing of clipping, as a list; others as they are."""
-    kinds = set(map(type, parameters)) if isinstance(parameters, list | tuple) else ()
+def owners_of(parameters: Any) -> Sequence[Any]:
+    """Return parameters as a list: also those of pairs, of a dict, and of groups that say nothing of clipping."""
+    if not isinstance(parameters, list | tuple):
+        return list(parameters.values()) if isinstance(parameters, Mapping) else [parameters]
+    kinds, listed = set(map(type, parameters)), parameters
     if kinds == {tuple} and all(len(one) == 2 and type(one[0]) is str for one in parameters):
         listed = [one for _, one in parameters]
     elif kinds == {dict} and all(map(_says_nothing, parameters)):
         listed = list(chain.from_iterable(group["params"] for group in parameters))
-    else:
-        return parameters
     return listed if listed and hasattr(listed[0], "grad") else parameters
 
 
