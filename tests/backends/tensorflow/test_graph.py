@@ -291,3 +291,19 @@ def test_an_integer_as_threshold_does_not_grow(mode, max_norm):
     clip = recorded(lambda x, c: gradclip.clip_by_value([x], c)[0], mode)
     (found,) = clip(tf.constant([1e30], tf.float64), tf.constant(max_norm, tf.int64)).numpy()
     assert max_norm * (1 - 1e-15) <= Fraction(float(found)) <= max_norm
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
+@pytest.mark.parametrize("bound", [tf.float16, tf.float64])
+def test_bounds_of_another_dtype_have_derivatives(dtype, bound):
+    @tf.function
+    def slopes(x, c):
+        with tf.GradientTape() as tape:
+            tape.watch([x, c])
+            made = tf.reduce_sum(gradclip.clip_by_value(x, c))
+        return tape.gradient(made, [x, c])
+
+    of_x, of_bound = slopes(tf.constant([3.0, 0.25, -2.0, 4.0], dtype), tf.constant(1.0, bound))
+    assert (of_x.dtype, of_bound.dtype) == (dtype, bound)
+    assert of_x.numpy().tolist() == [0.0, 1.0, 0.0, 0.0]
+    assert float(of_bound) == 1.0

@@ -298,7 +298,10 @@ class ValueRule:
 
     def _held(self, xp: ModuleType, x: Array, max_value: float | Array) -> tuple[Array, Array]:
         """Return which elements are unchanged, and how the others change with C: 1, -1, or 0 if C is negative."""
-        limit = xp.zeros_like(x) + max_value
-        inside = xp.abs(x) <= limit
-        one = xp.ones_like(x)
+        one, size = xp.ones_like(x), xp.abs(x)
+        if not isinstance(max_value, float):
+            dtype = xp.result_type(x.dtype, max_value.dtype)
+            size, max_value = xp.astype(size, dtype), xp.astype(max_value, dtype)
+        limit = xp.zeros_like(size) + max_value
+        inside = size <= limit
         return inside, xp.where(inside | (limit < 0), xp.zeros_like(x), xp.where(x > 0, one, -one))
