@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 # What `python scripts/structure.py` may print at its end, at most.
 MOST = {
-    "lines": 54_140,
+    "lines": 54_145,
     "modules": 285,
     "circles of modules": 0,
     "circles of rooms": 0,
