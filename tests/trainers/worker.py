@@ -22,6 +22,6 @@ def run(functions, join=torch.distributed.init_process_group):
     (FOLDER / f"{RANK}.json").write_text(json.dumps(found), encoding="utf-8")
     torch.distributed.barrier()
     sys.stdout.flush()
-    # Destroyed or not, a group lives as long as a module that was wrapped in it. Its threads go on in the last moments
-    # of the interpreter, where one that needs it aborts the process.
+    # A group lives as long as a module that is wrapped in it, though it is destroyed. Its threads still run while the
+    # interpreter ends, and one that needs the interpreter then aborts the process.
     os._exit(0)
