@@ -5,6 +5,7 @@ from fractions import Fraction
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map_only
 
 import gradclip._src.step.bounded as bounded
 from gradclip._src.step.bounded import shorten
@@ -101,6 +102,41 @@ def test_what_is_rewritten_in_slices_is_the_same(at_once, monkeypatch):
     shorten(again, before, rate, 1.0)
     assert all(map(torch.equal, after, again))
     assert after[0].stride() == again[0].stride() == before[0].stride()
+
+
+def test_pieces_are_as_they_lie_in_memory(monkeypatch):
+    """Any other order takes many times as long."""
+    pieces, change = [], bounded._change
+    monkeypatch.setattr(bounded, "_change", lambda new, *rest: pieces.append(new) or change(new, *rest))
+    for before in (torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last), torch.randn(3, 4).t()):
+        shorten([before + 7.0], [before], 0.1, 1.0)
+    assert all(piece.is_contiguous() for piece in pieces)
+
+
+class Quantized(torch.Tensor):
+    """Weights of which operations get copies. So what is written to `out`, or to a result, does not reach them."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, strides=inner.stride(), dtype=torch.float32)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.copy_.default and isinstance(args[0], cls):
+            args[0].inner.copy_(args[1])
+            return args[0]
+        is_view = func.overloadpacket.__name__ in ("permute", "split", "detach")
+        args, kwargs = tree_map_only(cls, lambda one: one.inner if is_view else one.inner.float(), (args, kwargs or {}))
+        return tree_map_only(torch.Tensor, cls, func(*args, **kwargs)) if is_view else func(*args, **kwargs)
+
+
+def test_subclasses_that_compute_with_copies_are_shortened():
+    before, after = torch.linspace(-1.0, 1.0, 24).bfloat16().reshape(6, 4), torch.full((6, 4), 9.0).bfloat16()
+    shorten([Quantized(after)], [Quantized(before)], 0.25, 1.0)
+    assert squared_distance(after, before) == pytest.approx(24 * 0.25**2, rel=0.02)
 
 
 def test_operations_on_a_device_do_not_grow_with_the_number_of_parameters():

@@ -86,7 +86,8 @@ def _shorten_on_host(pairs: Sequence[_Pair], rate: float, max_rms: float) -> lis
 def _norms_of_small(pairs: Sequence[_Pair]) -> list[float]:
     """Return the norms of small updates, measured together; NaN for others."""
     found = [math.nan] * len(pairs)
-    small = [place for place, (new, _) in enumerate(pairs) if new.numel() <= _SMALL and not new.is_complex()]
+    plain = [type(new) is torch.Tensor and not new.is_complex() for new, _ in pairs]
+    small = [place for place, (new, _) in enumerate(pairs) if plain[place] and new.numel() <= _SMALL]
     changes = torch._foreach_sub(*([_wide(pairs[place][i]) for place in small] for i in (0, 1))) if small else []
     seen = look.read(changes)
     sums: list[float] = []
@@ -98,7 +99,8 @@ def _norms_of_small(pairs: Sequence[_Pair]) -> list[float]:
 
 def _shorten_one(after: torch.Tensor, before: torch.Tensor, limit: float, room: list[torch.Tensor]) -> float:
     """Bound one update, in pieces, unless its norm is beyond the range; return the norm. `room` is used again."""
-    pieces = list(zip(_slices(after, _IN_CACHE), _slices(before, _IN_CACHE), strict=True))
+    order = sorted(range(after.dim()), key=after.stride, reverse=True)  # as they lie in memory, such as channels last
+    pieces = list(zip(*(_slices(one.permute(order), _IN_CACHE) for one in (after, before)), strict=True))
     norm = math.hypot(*(_norm(_change(new, old, room)) for new, old in pieces))
     if math.isfinite(norm) and not norm < limit * _SURELY:
         for new, old in pieces:
@@ -106,12 +108,14 @@ def _shorten_one(after: torch.Tensor, before: torch.Tensor, limit: float, room: 
             seen = look.read([update])
             if not (seen and seen.clip_by_known_(known, limit)):
                 clip_grads_with_norm_([SimpleNamespace(grad=update)], limit, known)
-            _store_sum_toward(old, update, new)
+            new.copy_(_sum_toward(old, update, into=new if type(new) is torch.Tensor else None))
     return norm
 
 
 def _change(new: torch.Tensor, old: torch.Tensor, room: list[torch.Tensor]) -> torch.Tensor:
     wide = _wide(new)
+    if type(new) is not torch.Tensor:  # subclasses, such as quantized weights, need not write to `out`
+        return wide - _wide(old)
     if not room or len(room[0]) < wide.numel() or room[0].dtype != wide.dtype:
         room[:] = [torch.empty(wide.numel(), dtype=wide.dtype, device="cpu")]  # slower to get than to write
     return torch.sub(wide, _wide(old), out=room[0][: wide.numel()].view(wide.shape))
@@ -169,9 +173,7 @@ def _rewrite(after: Sequence[torch.Tensor], before: Sequence[torch.Tensor], upda
     """Write the sums of `before` and `updates` into `after`, where the updates were shortened."""
     new, old, update = (torch.cat([one.reshape(-1) for one in each]) for each in (after, before, updates))
     shortened = update.abs() < (_wide(new) - _wide(old)).abs()
-    stored = torch.where(shortened, _store_sum_toward(old, update, torch.empty_like(new)), new).split(
-        [one.numel() for one in after]
-    )
+    stored = torch.where(shortened, _sum_toward(old, update), new).split([one.numel() for one in after])
     torch._foreach_copy_(after, [part.view(one.shape) for part, one in zip(stored, after, strict=True)])
 
 
@@ -183,10 +185,10 @@ def _slices(local: torch.Tensor, at_once: int) -> Sequence[torch.Tensor]:
     return local.split(rows)
 
 
-def _store_sum_toward(before: torch.Tensor, update: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
-    """Write the sum, rounded toward `before`, and return it. Overwrites `update`."""
+def _sum_toward(before: torch.Tensor, update: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
+    """Return the sum, rounded toward `before` in its dtype; if asked, write it `into` memory. Overwrites `update`."""
     start = _wide(before)
-    torch.add(start, update, out=into)
-    beyond = torch.sub(_wide(into), start).abs_().ge_(update.abs_())  # 0 or 1
-    nearer = torch.nextafter(into, before)
-    return into.addcmul_(nearer.sub_(into), beyond.to(into.dtype))  # exact, and faster than torch.where
+    stored = (start + update).to(before.dtype) if into is None else torch.add(start, update, out=into)
+    beyond = torch.sub(_wide(stored), start).abs_().ge_(update.abs_())  # 0 or 1
+    nearer = torch.nextafter(stored, before)
+    return stored.addcmul_(nearer.sub_(stored), beyond.to(stored.dtype))  # exact, and faster than torch.where
