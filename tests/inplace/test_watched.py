@@ -55,6 +55,16 @@ def test_units_of_a_layer_are_one_layer_of_the_record():
     assert monitor.records[0].layers.norms.tolist() == [5.0]
 
 
+@CALLS
+@pytest.mark.parametrize("framework", EAGER, ids=by_name)
+def test_a_layer_without_elements_counts_as_zero(framework, call):
+    monitor = gradclip.Monitor(layers_every=1)
+    with framework.mode():
+        call(held(framework, np.ones((0, 3)), [[3.0, 4.0]]), 2.0, monitor=monitor)
+    assert [(step.norm, step.max_norm) for step in monitor.records] == [(5.0, 2.0)]
+    assert monitor.records[0].layers.norms.tolist() == [0.0, 5.0]
+
+
 def test_groups_of_a_prefix_are_named_by_their_first_array():
     monitor = gradclip.Monitor(layers_every=1)
     tree = {"a": [np.array([3.0]), np.array([4.0])], "b": np.array([2.0])}
