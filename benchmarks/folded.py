@@ -24,8 +24,10 @@ OPTIMIZERS = {
 }
 
 
-def contenders(parameters, optimizer, max_norm):
+def contenders(parameters, make, max_norm):
     """Return the steps. Before each, the parameters get the same gradients again."""
+    optimizer, of_updates = make(parameters), make(parameters)
+    gradclip.clip_update_at_step(of_updates, LARGE if max_norm == LARGE else 0.5)
     grads = [parameter.grad for parameter in parameters]
     saved = [torch.randn_like(grad) for grad in grads]
 
@@ -41,17 +43,12 @@ def contenders(parameters, optimizer, max_norm):
         optimizer.step()
         clipping.remove()
 
-    def of_updates():
-        clipping = gradclip.clip_update_at_step(optimizer, LARGE if max_norm == LARGE else 0.5)
-        optimizer.step()
-        clipping.remove()
-
     calls = {
         "step alone": optimizer.step,
         "gradclip.clip_at_step": folded,
         "gradclip.clip_grad_norm_, then step": after(gradclip.clip_grad_norm_),
         "torch.nn.utils.clip_grad_norm_, then step": after(torch.nn.utils.clip_grad_norm_),
-        "gradclip.clip_update_at_step": of_updates,
+        "gradclip.clip_update_at_step": of_updates.step,
     }
     return {name: (call, lambda: torch._foreach_copy_(grads, saved)) for name, call in calls.items()}
 
@@ -71,7 +68,7 @@ def main():
     for name, make in OPTIMIZERS.items():
         for case in CASES:
             max_norm = norm / 2 if case == "clipped" else LARGE
-            found = medians(contenders(parameters, make(parameters), max_norm), given.repeats, clock=time.thread_time)
+            found = medians(contenders(parameters, make, max_norm), given.repeats, clock=time.thread_time)
             for contender, ms in found.items():
                 lines.append([name, case, contender, ms / found["step alone"]])
                 print(f"{name:<6} {case:<12} {contender:<42} {ms:8.1f} ms {ms / found['step alone']:6.2f}", flush=True)
