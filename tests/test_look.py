@@ -10,10 +10,9 @@ import pytest
 import torch
 
 import gradclip
-from fast_paths import in_full, same
+from fast_paths import in_full, same, settling
 from gradclip._src import look
 from gradclip._src.core.norms import Order
-from gradclip._src.look import Look
 
 METHODS = ("norm", "clip_", "clipped")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -23,20 +22,7 @@ TORCH, NUMPY = "torch", "numpy"
 @pytest.fixture
 def taken(monkeypatch):
     """Return the names of the methods that settled a norm, in order."""
-    found = []
-
-    def noting(name, function):
-        def noted(*args):
-            result = function(*args)
-            if result is not None:
-                found.append(name)
-            return result
-
-        return noted
-
-    for name in METHODS:
-        monkeypatch.setattr(Look, name, noting(name, getattr(Look, name)))
-    return found
+    return settling(monkeypatch, METHODS)
 
 
 def leaves(kind, dtypes, scale, seed=0):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gradclip
-from fast_paths import in_full, same
+from fast_paths import in_full, same, settling
 from gradclip._src.inplace.norm import clip_grads_with_norm_
 from gradclip._src.look import Look
 
@@ -45,19 +45,7 @@ SPELLINGS = {
 @pytest.fixture
 def taken(monkeypatch):
     """Return the names of the methods that settled a call, in order."""
-    found = []
-
-    def noting(name, method):
-        def noted(*args):
-            result = method(*args)
-            found.extend([name] if result is not None and result is not False else [])
-            return result
-
-        return noted
-
-    for name in CALLS:
-        monkeypatch.setattr(Look, name, noting(name, getattr(Look, name)))
-    return found
+    return settling(monkeypatch, CALLS)
 
 
 def parameters(dtypes=DTYPES, scale=1.0):

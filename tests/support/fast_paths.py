@@ -23,6 +23,23 @@ def in_full(function, *args, **kwargs):
         yield without(look, ["gradients"], function, *args, **kwargs)
 
 
+def settling(monkeypatch, methods):
+    """Return a list that gets the names of these methods of a look, in order, as they settle a call."""
+    found = []
+
+    def noting(name, method):
+        def noted(*args):
+            result = method(*args)
+            found.extend([] if result is None or result is False else [name])
+            return result
+
+        return noted
+
+    for name in methods:
+        monkeypatch.setattr(look.Look, name, noting(name, getattr(look.Look, name)))
+    return found
+
+
 def same(x, y):
     """Say whether two arrays are of one kind, dtype, shape and order in memory, with the same elements."""
     if type(x) is not type(y) or x.dtype != y.dtype or x.shape != y.shape:
