@@ -24,6 +24,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from gradclip._src import look
+from gradclip._src.backends.host.laid import kind_of
 from gradclip._src.core.norms import EUCLIDEAN
 from gradclip._src.flush_mode import with_subnormals
 from gradclip._src.inplace.layers import clip_grad_layer_norm_
@@ -37,8 +38,6 @@ _IN_CACHE = 2**17
 """The same on the host, where arrays that stay in the processor's cache take far less time."""
 _SMALL = 2**13
 """Elements of parameters that are measured together there."""
-_ENOUGH = 2.0**-900
-"""No square is lost that counts in a sum above this. None of float32 is lost."""
 _LOWERED = 1.0 - 4.0 * torch.finfo(torch.float32).eps  # eps is 2u
 _SURELY = 1.0 - 9e-6
 """A norm below this share of the threshold is sure to be kept. So is one below 0.99999 of the bound."""
@@ -92,8 +91,9 @@ def _norms_of_small(pairs: Sequence[_Pair]) -> list[float]:
     seen = look.read(changes)
     sums: list[float] = []
     if seen and seen.measured(EUCLIDEAN, sums):
-        for place, total, change in zip(small, sums, changes, strict=True):
-            found[place] = math.sqrt(total) if total > _ENOUGH or change.dtype == torch.float32 else math.nan
+        enough = kind_of(tuple(seen.kernels.dtypes)).enough
+        for place, total in zip(small, sums, strict=True):
+            found[place] = math.sqrt(total) if total > enough else math.nan
     return found
 
 
